@@ -1,0 +1,29 @@
+# Compiler, linker and sanitizer settings that every target shares.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+# CHECK() and assertions stay on in every build; -O2 is enough, the hot loops are in libraries.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+find_program(MOLD_PROGRAM mold)
+if(MOLD_PROGRAM)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+add_compile_options(-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough)
+# GCC 12 reports these inside libstdc++ templates at -O2 where nothing is wrong.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options(-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overread -Wno-dangling-pointer)
+endif()
+if(TIERKEEP_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(TIERKEEP_SANITIZE)
+  add_compile_options(-fsanitize=${TIERKEEP_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${TIERKEEP_SANITIZE})
+endif()
