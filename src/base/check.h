@@ -5,12 +5,15 @@
 #include <string_view>
 
 namespace tierkeep {
-[[noreturn]] void CheckFailed(const char* file, int line, const char* expression, std::string_view detail);
+// Writes one line to standard error and aborts. Threads: any.
+[[noreturn]] void CheckFailed(const char* file, int line, const char* expression,
+                              std::string_view detail);
 }  // namespace tierkeep
 
-#define TK_CHECK(condition)                                                      \
-  (static_cast<bool>(condition) ? void(0)                                        \
+#define TK_CHECK(condition)               \
+  (static_cast<bool>(condition) ? void(0) \
                                 : ::tierkeep::CheckFailed(__FILE__, __LINE__, #condition, {}))
-#define TK_CHECK_MSG(condition, detail)                                          \
-  (static_cast<bool>(condition) ? void(0)                                        \
+// `detail` is built only when the check fails.
+#define TK_CHECK_MSG(condition, detail)   \
+  (static_cast<bool>(condition) ? void(0) \
                                 : ::tierkeep::CheckFailed(__FILE__, __LINE__, #condition, detail))

@@ -7,13 +7,14 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <mutex>
 #include <source_location>
 #include <string>
 #include <string_view>
-
-#include "base/time.h"
+#include <type_traits>
+#include <utility>
 
 namespace tierkeep {
 
@@ -21,10 +22,11 @@ enum class Severity : uint8_t { kDebug, kInfo, kWarning, kError, kCritical };
 // "DBG", "INF", "WRN", "ERR", "CRT".
 std::string_view SeverityTag(Severity severity);
 
+// Valid during LogSink::Write only; a sink that keeps records copies the texts.
 struct LogRecord {
   Severity severity;
-  std::string_view module;  // file name without folder and ending
-  std::string_view function;
+  std::string_view module;    // file name without folder and ending
+  std::string_view function;  // its name alone; of a lambda, the function that it stands in
   uint32_t line;
   std::string_view text;  // may have several lines; the sink prefixes each
 };
@@ -36,34 +38,59 @@ class LogSink {
   virtual void Write(const LogRecord& record) = 0;
 };
 
-// Control characters, line feeds and non-UTF-8 bytes become \xNN; longer than `max` is cut with "…".
-std::string EscapeForLog(std::string_view text, size_t max = 512);
+// Makes text from outside safe to print: control characters (C0, DEL, C1), line and paragraph
+// separators, bidirectional overrides and bytes that aren't UTF-8 become \xNN, byte by byte; other
+// text stays. A result longer than `max_bytes` is cut between characters and ends in "…".
+std::string EscapeForLog(std::string_view text, size_t max_bytes = 512);
 
-// A cheap handle. `Log(kInfo, "step {} committed", s)`.
+// "Bar" of "tierkeep::Result<int> tierkeep::Foo::Bar(int)::<lambda(auto:1)> [with auto:1 = int]".
+std::string_view FunctionOfSignature(std::string_view signature);
+
+// A cheap handle: `log.Info("step {} committed", step)`. The format text is checked when compiled.
+// Threads: any, as its sink. A default-made one discards.
 class Logger {
  public:
-  Logger() = default;  // discards
+  Logger() = default;
   explicit Logger(std::shared_ptr<LogSink> sink) : sink_(std::move(sink)) {}
 
-  struct Format {  // carries the caller's place beside the format text
+  // Carries the caller's place beside the format text.
+  template <typename... Args>
+  struct Format {
     template <typename S>
-    Format(const S& s, std::source_location l = std::source_location::current())  // NOLINT
+    requires std::is_convertible_v<const S&, std::string_view>
+    consteval Format(const S& s,  // NOLINT: implicit on purpose
+                     std::source_location l = std::source_location::current())
         : text(s), location(l) {}
-    std::string_view text;
+    fmt::format_string<const Args&...> text;
     std::source_location location;
   };
   template <typename... Args>
-  void Log(Severity severity, Format format, const Args&... args) const {
+  using FormatOf = Format<std::type_identity_t<Args>...>;
+
+  template <typename... Args>
+  void Log(Severity severity, FormatOf<Args...> format, const Args&... args) const {
     if (!sink_) return;
-    WriteText(severity, fmt::format(fmt::runtime(format.text), args...), format.location);
+    WriteText(severity, fmt::format(format.text, args...), format.location);
   }
   template <typename... Args>
-  void Info(Format f, const Args&... args) const { Log(Severity::kInfo, f, args...); }
+  void Debug(FormatOf<Args...> f, const Args&... args) const {
+    Log<Args...>(Severity::kDebug, f, args...);
+  }
   template <typename... Args>
-  void Warning(Format f, const Args&... args) const { Log(Severity::kWarning, f, args...); }
+  void Info(FormatOf<Args...> f, const Args&... args) const {
+    Log<Args...>(Severity::kInfo, f, args...);
+  }
   template <typename... Args>
-  void Error(Format f, const Args&... args) const { Log(Severity::kError, f, args...); }
-  void WriteText(Severity severity, std::string_view text, std::source_location location) const;
+  void Warning(FormatOf<Args...> f, const Args&... args) const {
+    Log<Args...>(Severity::kWarning, f, args...);
+  }
+  template <typename... Args>
+  void Error(FormatOf<Args...> f, const Args&... args) const {
+    Log<Args...>(Severity::kError, f, args...);
+  }
+  // For texts that aren't a format.
+  void WriteText(Severity severity, std::string_view text,
+                 std::source_location location = std::source_location::current()) const;
 
  private:
   std::shared_ptr<LogSink> sink_;

@@ -64,6 +64,7 @@ class [[nodiscard]] Result : public tl::expected<T, Error> {
  public:
   using Base = tl::expected<T, Error>;
   using Base::Base;
+  Result(Base base) : Base(std::move(base)) {}                   // NOLINT: what map() returns
   Result(Error error) : Base(tl::unexpect, std::move(error)) {}  // NOLINT: implicit on purpose
   bool ok() const { return this->has_value(); }
 };
@@ -73,6 +74,7 @@ class [[nodiscard]] Result<void> : public tl::expected<void, Error> {
  public:
   using Base = tl::expected<void, Error>;
   using Base::Base;
+  Result(Base base) : Base(std::move(base)) {}                   // NOLINT: what map() returns
   Result(Error error) : Base(tl::unexpect, std::move(error)) {}  // NOLINT: implicit on purpose
   bool ok() const { return this->has_value(); }
 };
@@ -83,16 +85,17 @@ inline Status OkStatus() { return Status(); }
 #define TK_CONCAT_INNER(a, b) a##b
 #define TK_CONCAT(a, b) TK_CONCAT_INNER(a, b)
 // Returns the error of a Status expression from the calling function.
-#define TK_RETURN_IF_ERROR(expr)                                     \
-  do {                                                               \
-    auto tk_status_ = (expr);                                        \
+#define TK_RETURN_IF_ERROR(expr)                                       \
+  do {                                                                 \
+    auto tk_status_ = (expr);                                          \
     if (!tk_status_.has_value()) return std::move(tk_status_.error()); \
   } while (0)
 // TK_ASSIGN_OR_RETURN(auto x, F()): x is the value, or the error is returned.
-#define TK_ASSIGN_OR_RETURN(decl, expr) TK_ASSIGN_OR_RETURN_(TK_CONCAT(tk_result_, __LINE__), decl, expr)
-#define TK_ASSIGN_OR_RETURN_(tmp, decl, expr)              \
-  auto tmp = (expr);                                       \
-  if (!tmp.has_value()) return std::move(tmp.error());     \
+#define TK_ASSIGN_OR_RETURN(decl, expr) \
+  TK_ASSIGN_OR_RETURN_(TK_CONCAT(tk_result_, __LINE__), decl, expr)
+#define TK_ASSIGN_OR_RETURN_(tmp, decl, expr)          \
+  auto tmp = (expr);                                   \
+  if (!tmp.has_value()) return std::move(tmp.error()); \
   decl = std::move(*tmp)
 
 }  // namespace tierkeep

@@ -29,6 +29,7 @@ using std::chrono_literals::operator""min;
 using std::chrono_literals::operator""s;
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""us;
+using std::chrono_literals::operator""ns;
 
 inline int64_t ToMillis(Duration d) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
@@ -38,7 +39,7 @@ inline uint64_t WallMillis(WallTime t) {
   return static_cast<uint64_t>(ToMillis(t.time_since_epoch()));
 }
 
-// "350 ms", "2.41 s", "3 min 20 s": for people.
+// "350 ms", "2.41 s", "3 min 20 s", "2 h 5 min": for people.
 std::string FormatDuration(Duration d);
 // "1.21 GiB", "17 B": binary units, three significant digits.
 std::string FormatBytes(uint64_t bytes);

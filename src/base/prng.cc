@@ -1,0 +1,59 @@
+#include "base/prng.h"
+
+#include "base/check.h"
+
+namespace tierkeep {
+namespace {
+
+uint64_t RotateLeft(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
+
+}  // namespace
+
+// Seeding by splitmix64 and the generator itself: https://prng.di.unimi.it/ (public domain).
+Prng::Prng(uint64_t seed) {
+  for (uint64_t& word : s_) {
+    seed += 0x9e3779b97f4a7c15;
+    uint64_t z = seed;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    word = z ^ (z >> 31);
+  }
+}
+
+uint64_t Prng::Next() {
+  const uint64_t result = RotateLeft(s_[1] * 5, 7) * 9;
+  const uint64_t t = s_[1] << 17;
+  s_[2] ^= s_[0];
+  s_[3] ^= s_[1];
+  s_[1] ^= s_[2];
+  s_[0] ^= s_[3];
+  s_[2] ^= t;
+  s_[3] = RotateLeft(s_[3], 45);
+  return result;
+}
+
+// Lemire's multiply-and-shift (https://arxiv.org/abs/1805.10941): the few low products that would
+// favour small results are drawn again, so every result is equally likely.
+uint64_t Prng::Below(uint64_t bound) {
+  TK_CHECK(bound > 0);
+  using Wide = unsigned __int128;
+  Wide product = static_cast<Wide>(Next()) * bound;
+  if (static_cast<uint64_t>(product) < bound) {
+    const uint64_t threshold = -bound % bound;
+    while (static_cast<uint64_t>(product) < threshold) {
+      product = static_cast<Wide>(Next()) * bound;
+    }
+  }
+  return static_cast<uint64_t>(product >> 64);
+}
+
+std::string Prng::Bytes(size_t n) {
+  std::string bytes(n, '\0');
+  for (size_t i = 0; i < n;) {
+    uint64_t word = Next();
+    for (int b = 0; b < 8 && i < n; ++b, word >>= 8) bytes[i++] = static_cast<char>(word);
+  }
+  return bytes;
+}
+
+}  // namespace tierkeep
