@@ -1,0 +1,57 @@
+// From a finished save in the volume to a shard in the store, with one pass over its bytes.
+//
+// Take: one rename moves client/<name> to store/staged/<staged_name>/data; from then on no path of
+// the job leads there. Hash: waits for open writers (within a limit), walks the tree (no links
+// followed, one file system, TreeLimits), reads OCDBT items' small nodes to cut chunks at value
+// boundaries, hashes all chunks in parallel by pread, computes the logical digest with data
+// parallelism, and lets the store adopt the result.
+//
+// Refused: devices, pipes, sockets, trees over the limits, empty directories of saves with nothing
+// in them are fine. Files with more than one link are copied (their other name may lead anywhere).
+// A refused save stays in staged/ until the caller deletes it; the error names entry and rule.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "base/log.h"
+#include "base/result.h"
+#include "format/manifest.h"
+#include "io/clock.h"
+#include "tiers/ram/store.h"
+#include "tiers/worker_pool.h"
+
+namespace tierkeep {
+
+struct StageOptions {
+  TreeLimits limits;
+  Duration writers_limit = 30s;  // longest wait for open writers to close
+};
+
+struct StagedShard {
+  Blake3 digest;
+  Manifest manifest;
+  Duration hash_time{};
+};
+
+class Stager {
+ public:
+  Stager(Store* store, WorkerPool* pool, Clock* clock, StageOptions options, Logger logger);
+
+  // `name` in the volume → store/staged/<staged_name>/data. kNotFound: it's gone (the client took
+  // it away); kFailedPrecondition: a link or special file of that name.
+  Status Take(std::string_view name, std::string_view staged_name);
+  // Hashes and adopts. Blocking; `cancelled` is read between chunks and while waiting for writers.
+  Result<StagedShard> HashAndAdopt(std::string_view staged_name, const ShardIdentity& identity,
+                                   const std::atomic<bool>* cancelled);
+
+ private:
+  Store* store_;
+  WorkerPool* pool_;
+  Clock* clock_;
+  StageOptions options_;
+  Logger logger_;
+};
+
+}  // namespace tierkeep

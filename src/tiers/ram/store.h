@@ -1,0 +1,114 @@
+// The agent's own directory beside the volume: shards, their manifests and state, generations.
+// Layout and durability: docs/formats.md, "Store". Everything here lives in RAM (tmpfs): it
+// survives crashes of the job and the agent, not of the machine.
+//
+// A shard exists when shards/<digest>/manifest decodes, its BLAKE3 is <digest>, and data/ is there.
+// The manifest is the last thing written, by a rename of the whole shard directory.
+//
+// Threads: any, on the same object.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/digest.h"
+#include "base/log.h"
+#include "base/result.h"
+#include "format/manifest.h"
+#include "io/clock.h"
+#include "io/file_system.h"
+#include "format/control_fwd.h"
+#include "tiers/worker_pool.h"
+
+namespace tierkeep {
+
+// A shard held here. Immutable but for `suspect`.
+struct HeldShard {
+  Blake3 digest;
+  std::shared_ptr<const Manifest> manifest;
+  std::shared_ptr<const std::string> encoded;  // the manifest's bytes, to serve
+  std::string volume_name;                     // H
+  bool suspect = false;  // may have been changed since it was verified
+};
+
+struct StoreOptions {
+  // Re-hash threads use this pool.
+  WorkerPool* pool = nullptr;
+};
+
+struct VerifyResult {
+  bool ok = false;
+  uint64_t bytes = 0;
+  std::string problem;  // which entry and chunk differ, or which call failed
+};
+
+// A shard being received. Destroying it without Finish removes what was written.
+// Threads: Target and MarkChunk from several at once.
+class IncomingShard {
+ public:
+  virtual ~IncomingShard() = default;
+  virtual const Manifest& manifest() const = 0;
+  virtual const Blake3& digest() const = 0;
+  // A writable map of the file entry's bytes (whole file, pre-sized before filling, so that huge
+  // pages can back it); index into manifest().entries. Mapped once, kept until Finish.
+  virtual Result<MutableByteSpan> Target(size_t entry) = 0;
+  // All chunks were written into their targets and each was verified by the caller against the
+  // manifest: sets modes, owners and links, writes the manifest, renames into shards/, and drops
+  // every map. After it the shard is held (kAlreadyExists counts as held if that copy is good).
+  virtual Status Finish() = 0;
+};
+
+class Store {
+ public:
+  // `mount` holds client/ and store/ (made when absent). Fails with the remedy when rename from
+  // client/ to store/ or hard links don't work (two mounts, or no rights). Sweeps incoming/,
+  // reads all shards and generations; what can't be read is listed in unreadable(), not dropped.
+  static Result<std::unique_ptr<Store>> Open(std::shared_ptr<Dir> mount, const StoreOptions& options,
+                                             RandomSource* random, Logger logger);
+  virtual ~Store() = default;
+
+  virtual std::vector<HeldShard> Shards() const = 0;  // sorted by digest
+  virtual std::optional<HeldShard> Find(const Blake3& digest) const = 0;
+  virtual std::vector<std::string> unreadable() const = 0;
+  virtual uint64_t held_bytes() const = 0;
+
+  // Takes over the finished tree staged/<staged_name>/data (hashed by the stager, its manifest
+  // given) as a shard. On success the staged directory is gone. Returns the shard's digest.
+  virtual Result<Blake3> Adopt(std::string_view staged_name, const Manifest& manifest) = 0;
+  virtual Result<std::unique_ptr<IncomingShard>> StartIncoming(const std::string& encoded_manifest) = 0;
+
+  // Re-reads every byte and compares with the manifest, also the tree's shape (no missing, extra
+  // or retyped entry). A good copy loses `suspect` unless it is linked and can't be protected.
+  // `cancelled` is read between chunks.
+  virtual VerifyResult Verify(const Blake3& digest, const std::atomic<bool>* cancelled) = 0;
+  // A file of the shard, to serve its bytes; index into manifest.entries.
+  virtual Result<std::unique_ptr<File>> OpenEntry(const Blake3& digest, size_t entry) = 0;
+
+  // Puts the shard into the volume as client/<H>.data: a tree of hard links built inside the store,
+  // made immutable where possible (else the copy becomes durably suspect first), checked for
+  // writers, then renamed in as a whole. An H.data already there is replaced. The bytes must have
+  // been verified just before.
+  virtual Status LinkIntoVolume(const Blake3& digest) = 0;
+  // Removes the H.data tree from the volume. The copy is marked suspect first when flags have to be
+  // cleared on inodes that it shares.
+  virtual Status UnlinkFromVolume(std::string_view h) = 0;
+
+  virtual Status Delete(const Blake3& digest) = 0;  // absent is fine; unlinks it first
+  virtual std::vector<std::string> Staged() const = 0;  // names below staged/
+  virtual Status DeleteStaged(std::string_view name) = 0;
+
+  virtual Status WriteGeneration(const control::GenerationRecord& record) = 0;
+  virtual std::vector<control::GenerationRecord> Generations() const = 0;
+  virtual Status DeleteGeneration(const control::GenerationRecord& record) = 0;
+  virtual Result<SpaceInfo> Space() = 0;
+
+  // For the stager and the volume.
+  virtual Dir& root() = 0;    // <mount>/store
+  virtual Dir& client() = 0;  // <mount>/client
+};
+
+}  // namespace tierkeep

@@ -1,0 +1,67 @@
+// The job's side of the protocol: what the agent reads from and writes into <mount>/client.
+// Every write is O_EXCL, no-follow, through a random temporary name and a rename; whatever stands
+// at a target name (a planted link, a directory) is removed, never written through.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "base/result.h"
+#include "format/ids.h"
+#include "format/volume_names.h"
+#include "tiers/ram/store.h"
+
+namespace tierkeep {
+
+// Tells one replicator.yaml from the next: the same file is the same attempt.
+struct ConfigFile {
+  std::string text;
+  std::string id;  // inode, ctime and digest
+};
+
+// A finished save that stands in the volume.
+struct FoundSave {
+  std::string name;  // entry name in the volume
+  Step step = 0;
+  Worker worker = 0;
+};
+
+class Volume {
+ public:
+  Volume(Store* store, Logger logger);
+
+  // nullopt: none there. An empty file has empty text. A link, pipe or too large file is
+  // kInvalidArgument and is removed by the caller through RemoveConfig.
+  Result<std::optional<ConfigFile>> ReadConfig();
+  // Only if it is still the file with this id (empty id: whatever is there).
+  Status RemoveConfig(std::string_view id);
+
+  // Complete saves now in the volume: directories named by digits that were renamed in, or hold
+  // commit_success.txt; never links. `any_directory`: those made by mkdir count too (at start).
+  Result<std::vector<FoundSave>> ListSaves(Framework framework, std::string_view job);
+  // Start-up cleaning: removes every entry but replicator.yaml, jax-init-info.txt and the H.data
+  // trees in `keep_data` (names H). Saves are expected to have been taken before.
+  Status Clean(const std::vector<std::string>& keep_data);
+
+  Status WritePrerestore(std::optional<Step> step, std::string_view backup);
+  // The relative link J-sS-nR-wW.restore → H.data; its data must be there.
+  Status PlaceRestoreLink(const WorkerName& name, std::string_view h);
+  // The zero-length J-s0-nR-wW.restore.
+  Status PlaceNoCheckpointMarker(const WorkerName& name);
+  // J-sS-nR-wW.meta with content H; and its removal with those of other steps.
+  Status WriteMeta(const WorkerName& name, std::string_view h);
+  // Removes every *.meta but `keep`.
+  Status RemoveOtherMetas(const std::vector<WorkerName>& keep);
+  // Appends to replicator.errors (creating it), or to both for a fatal one.
+  Status AppendError(std::string_view line);
+  Status AppendFailed(std::string_view line);
+  std::optional<std::string> ReadJaxInit();
+
+ private:
+  Store* store_;
+  Logger logger_;
+};
+
+}  // namespace tierkeep
