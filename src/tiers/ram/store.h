@@ -40,6 +40,13 @@ struct StoreOptions {
   WorkerPool* pool = nullptr;
 };
 
+// Something in the store that is there but can't be read or decoded (control.proto, Unreadable).
+struct UnreadableItem {
+  std::optional<Blake3> digest;             // a shard's, from its path
+  std::optional<GenerationId> generation;   // a generation record's, from its path
+  std::string detail;                       // path and error
+};
+
 struct VerifyResult {
   bool ok = false;
   uint64_t bytes = 0;
@@ -73,7 +80,7 @@ class Store {
 
   virtual std::vector<HeldShard> Shards() const = 0;  // sorted by digest
   virtual std::optional<HeldShard> Find(const Blake3& digest) const = 0;
-  virtual std::vector<std::string> unreadable() const = 0;
+  virtual std::vector<UnreadableItem> unreadable() const = 0;
   virtual uint64_t held_bytes() const = 0;
 
   // Takes over the finished tree staged/<staged_name>/data (hashed by the stager, its manifest
