@@ -1,0 +1,60 @@
+// One node's life in a job, as a pure machine: accept the yaml, find the coordinator, restore,
+// release the job, stage saves, keep peers' copies, record commits, collect. It composes the small
+// machines named after the journey (run, save, restore, collect) and holds no I/O.
+//
+// Threads: one. Same options, events and times: the same actions, byte for byte.
+#pragma once
+
+#include <memory>
+
+#include "core/events.h"
+#include "core/timings.h"
+
+namespace tierkeep {
+
+enum class CoordinatorPlace : uint8_t {
+  kRankZero,   // the agent of rank 0 (rendezvous file:)
+  kHere,       // this agent, whatever its rank (static:, and it is this address)
+  kElsewhere,  // a fixed address that isn't ours
+};
+
+struct NodeOptions {
+  std::string node_name;
+  Id128 agent;  // used when the persisted state has none
+  Id128 boot;
+  std::string data_host;
+  uint16_t data_port = 0;
+  std::string data_token;
+  CoordinatorPlace place = CoordinatorPlace::kRankZero;
+  CoreTimings timings;
+};
+
+// For `tierkeep status`: a snapshot, cheap enough to take on every request.
+struct NodeStatus {
+  std::string phase;  // idle, cleaning, locating, joining, restoring, prepared, running, failed, holder
+  std::optional<JobConfig> config;
+  RunId run;
+  Epoch epoch = 0;
+  std::optional<control::RestoreChoice> restored;
+  std::optional<control::GenerationRecord> committed;  // last recorded here
+  std::optional<SaveKey> in_flight;                    // newest save staged but not committed
+  std::vector<control::Member> members;
+  std::optional<control::JobStatus> job;               // as the coordinator last told
+  std::string last_error;
+  uint64_t commits = 0;
+  uint64_t dropped_messages = 0;  // of another job, run or epoch
+};
+
+class NodeMachine {
+ public:
+  explicit NodeMachine(NodeOptions options);
+  ~NodeMachine();
+  NodeActions Step(Instant now, const NodeEvent::Any& event);
+  NodeStatus status() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tierkeep

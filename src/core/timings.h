@@ -1,0 +1,43 @@
+// Every wait of the core, in one place: each has a deadline and a defined outcome. The client-side
+// budgets they follow are in docs/protocol.md, "Waits".
+#pragma once
+
+#include "base/time.h"
+
+namespace tierkeep {
+
+struct CoreTimings {
+  // Finding a coordinator, and gathering all ranks: then `.failed` on every member, naming the
+  // missing ranks. Orbax gives up after 900 s, PyTorch clients after 300 s.
+  Duration gather_deadline_orbax = 840s;
+  Duration gather_deadline_pytorch = 270s;
+  // Where no jax-init-info.txt tells when the client restarts, the yaml goes after this at the
+  // latest: the attempt stays valid.
+  Duration config_kept_max = 60s;
+  // The yaml stays while a restore's transfer still needs this long; after it is gone the client
+  // waits 300 s for its link.
+  Duration link_budget = 200s;
+  // A yaml that is empty or can't be parsed is read again this often before it is judged: the
+  // PyTorch client writes in place.
+  Duration config_settle = 1s;
+  int config_settle_tries = 3;
+  // Reconnect and re-read of the rendezvous: first and longest pause.
+  Duration reconnect_first = 100ms;
+  Duration reconnect_max = 2s;
+  // While gathering, how often a member looks whether the record now names another coordinator.
+  Duration gather_recheck = 2s;
+  // Agents without a rank may hold the only good copy: how long gathering stays open for them when
+  // nodes of the previous run are missing and nothing restorable is in sight.
+  Duration holder_grace = 15s;
+  Duration holder_poll = 10s;  // how often an idle holder looks at its jobs' records
+  Duration ping_interval = 10s;
+  Duration silent_after = 35s;  // then the connection counts as lost
+  // One restore decision's transfers: then the slow node counts as failed for that decision.
+  Duration prepare_deadline = 600s;
+  Duration keep_deadline = 600s;
+  Duration commit_deadline = 60s;  // a member that doesn't record a commit: reported
+  Duration retry_pause = 2s;       // after a failed replication of the newest save
+  int keep_tries = 3;
+};
+
+}  // namespace tierkeep
