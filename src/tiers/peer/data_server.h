@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "io/clock.h"
 #include "tiers/peer/transfer_options.h"
 #include "tiers/ram/store.h"
 
@@ -25,7 +26,7 @@ class DataServer {
  public:
   virtual ~DataServer() = default;  // closes all connections and joins
   static Result<std::unique_ptr<DataServer>> Start(const DataPortOptions& options, std::string token,
-                                                   Store* store, Logger logger);
+                                                   Store* store, Clock* clock, Logger logger);
   virtual uint16_t port() const = 0;
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t rejected() const = 0;  // connections and requests refused

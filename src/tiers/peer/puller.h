@@ -54,15 +54,11 @@ class Puller {
   // Blocking. A shard already held (and not suspect) is success with no bytes. No space is
   // kResourceExhausted and leaves nothing behind. Threads: any, several at once.
   PullResult Pull(const PullRequest& request, const std::atomic<bool>* cancelled);
-  uint64_t bytes_pulled() const { return bytes_pulled_.load(std::memory_order_relaxed); }
+  uint64_t bytes_pulled() const;  // over the network, of all pulls so far
 
  private:
-  struct Job;
-  Store* store_;
-  Clock* clock_;
-  PullerOptions options_;
-  Logger logger_;
-  std::atomic<uint64_t> bytes_pulled_{0};
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace tierkeep

@@ -8,7 +8,9 @@
 // Threads: any, on the same object.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -63,6 +65,16 @@ class IncomingShard {
   // A writable map of the file entry's bytes (whole file, pre-sized before filling, so that huge
   // pages can back it); index into manifest().entries. Mapped once, kept until Finish.
   virtual Result<MutableByteSpan> Target(size_t entry) = 0;
+  // Copies bytes into a file entry; the caller uses it for small files, so that a shard with very
+  // many of them needs no map each (the kernel's vm.max_map_count is 65530 by default).
+  virtual Status Write(size_t entry, uint64_t offset, ByteSpan data) {
+    TK_ASSIGN_OR_RETURN(const MutableByteSpan target, Target(entry));
+    if (offset > target.size() || data.size() > target.size() - offset) {
+      return Error(Code::kOutOfRange, "write beyond the end of an incoming file");
+    }
+    std::copy(data.begin(), data.end(), target.begin() + static_cast<ptrdiff_t>(offset));
+    return OkStatus();
+  }
   // All chunks were written into their targets and each was verified by the caller against the
   // manifest: sets modes, owners and links, writes the manifest, renames into shards/, and drops
   // every map. After it the shard is held (kAlreadyExists counts as held if that copy is good).
