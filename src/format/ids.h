@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/digest.h"
+#include "base/result.h"
 
 namespace tierkeep {
 
@@ -20,6 +21,16 @@ using Worker = uint32_t;  // checkpoint unit inside a node, 0..workers_per_node-
 using Step = uint64_t;
 using Epoch = uint64_t;  // fences messages of older coordinators of one job
 
+// Limits on a job. They bound what a message or a manifest can make a reader allocate.
+inline constexpr uint32_t kNodesMax = 1u << 20;
+inline constexpr uint32_t kWorkersPerNodeMax = 1u << 12;
+inline constexpr size_t kNodeNameBytesMax = 253;
+
+// [A-Za-z0-9] then [A-Za-z0-9._-]*, at most `bytes_max` bytes: no separator, no dots alone, nothing
+// that a shell, a path or a log line could misread. Job and node names have this form.
+bool IsPlainName(std::string_view name, size_t bytes_max);
+inline bool IsValidNodeName(std::string_view name) { return IsPlainName(name, kNodeNameBytesMax); }
+
 // One start of the job. Ordered by `sequence` alone: runs with equal sequences and different
 // nonces are refused where they meet, so they never need an order.
 struct RunId {
@@ -27,7 +38,8 @@ struct RunId {
   Id128 nonce;
   auto operator<=>(const RunId&) const = default;
   bool none() const { return sequence == 0; }
-  // "<sequence>-<first 8 hex digits of nonce>", as in store paths and logs.
+  // "<sequence>-<first 8 hex digits of nonce>", for people; "none" without a run. Paths carry the
+  // whole nonce (format/store_names.h).
   std::string ToString() const;
 };
 
@@ -46,7 +58,7 @@ struct SaveKey {
   Step step = 0;
   uint32_t occurrence = 1;
   auto operator<=>(const SaveKey&) const = default;
-  // "step 100 (run 17, occurrence 2)"; the occurrence only when above 1.
+  // "step 100 (run 17-0a1b2c3d, occurrence 2)"; the occurrence only when above 1.
   std::string ToString() const;
 };
 
@@ -71,5 +83,7 @@ struct WorldShape {
   // Number of equal partitions that really exist: data_parallelism when above 1, else 1.
   uint32_t replicas() const { return data_parallelism > 1 ? data_parallelism : 1; }
 };
+// kInvalidArgument: a count of 0 or above its limit, or partitions that don't divide the nodes.
+Status CheckWorldShape(const WorldShape& world);
 
 }  // namespace tierkeep

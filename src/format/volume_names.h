@@ -17,7 +17,7 @@ inline constexpr std::string_view kFailedName = "replicator.failed";
 inline constexpr std::string_view kJaxInitName = "jax-init-info.txt";
 inline constexpr std::string_view kCommitSuccessName = "commit_success.txt";
 
-// "J-sS-nR-wW" and an ending.
+// "J-sS-nR-wW" and an ending. J may itself contain such a text: the last one counts.
 struct WorkerName {
   std::string job;
   Step step = 0;
@@ -25,13 +25,15 @@ struct WorkerName {
   Worker worker = 0;
   auto operator<=>(const WorkerName&) const = default;
 };
-std::string MetaName(const WorkerName& name);     // "….meta"
-std::string RestoreName(const WorkerName& name);  // "….restore"
-std::string SaveFileName(const WorkerName& name); // "….save", framework pytorch
-std::string DataName(std::string_view h);         // "H.data"
+std::string MetaName(const WorkerName& name);      // "….meta"
+std::string RestoreName(const WorkerName& name);   // "….restore"
+std::string SaveFileName(const WorkerName& name);  // "….save", framework pytorch
+std::string DataName(std::string_view h);          // "H.data"
 
 std::optional<WorkerName> ParseWorkerName(std::string_view name, std::string_view ending);
-// "H.data" with H = optional D and 64 of [0-9a-z] → H.
+// H: optional D, then 64 of [0-9a-z].
+bool IsDataHash(std::string_view h);
+// "H.data" → H.
 std::optional<std::string> ParseDataName(std::string_view name);
 // A finished save of frameworks orbax and pytorch.distributed: decimal digits, value within
 // uint64. Leading zeros are accepted here only because clients were allowed them.
