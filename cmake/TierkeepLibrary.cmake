@@ -1,3 +1,18 @@
+# Two precompiled headers, built once a build folder: one for the libraries, one for the tests (which
+# spend most of their time in GoogleTest's headers). Their users share them by REUSE_FROM, so
+# flags that change code (-fPIC, sanitizers) must be the same in all; definitions may differ.
+# scripts/tidy.sh compiles without them and so finds an include that a file forgot.
+set(TIERKEEP_PCH <algorithm> <array> <chrono> <cstdint> <functional> <map> <memory> <optional>
+  <set> <span> <string> <string_view> <utility> <variant> <vector> <fmt/format.h>)
+add_library(tk_pch STATIC ${CMAKE_CURRENT_LIST_DIR}/pch/library.cc)
+target_link_libraries(tk_pch PRIVATE fmt::fmt Threads::Threads)
+target_precompile_headers(tk_pch PRIVATE ${TIERKEEP_PCH})
+if(TIERKEEP_TESTS)
+  add_executable(tk_test_pch ${CMAKE_CURRENT_LIST_DIR}/pch/test.cc)
+  target_link_libraries(tk_test_pch PRIVATE fmt::fmt Threads::Threads GTest::gmock)
+  target_precompile_headers(tk_test_pch PRIVATE ${TIERKEEP_PCH} <gmock/gmock.h> <gtest/gtest.h>)
+endif()
+
 # tierkeep_library(NAME [DIR dir] [DEPS lib...] [TEST_DEPS lib...])
 # Library tk_NAME from all *.cc of the folder; with tests on, one binary tk_NAME_test from all
 # *_test.cc (each GoogleTest case is a ctest case of label "unit"). *_testutil.{h,cc} go to the
@@ -21,9 +36,7 @@ function(tierkeep_library name)
   else()
     add_library(tk_${name} STATIC ${sources})
     set(scope PUBLIC)
-    target_precompile_headers(tk_${name} PRIVATE
-      <algorithm> <array> <chrono> <cstdint> <functional> <map> <memory> <optional> <set> <span>
-      <string> <string_view> <utility> <variant> <vector>)
+    target_precompile_headers(tk_${name} REUSE_FROM tk_pch)
   endif()
   target_include_directories(tk_${name} ${scope} ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(tk_${name} ${scope} ${ARG_DEPS} fmt::fmt Threads::Threads)
@@ -36,6 +49,7 @@ function(tierkeep_library name)
   endif()
   if(tests)
     add_executable(tk_${name}_test ${tests})
+    target_precompile_headers(tk_${name}_test REUSE_FROM tk_test_pch)
     target_link_libraries(tk_${name}_test PRIVATE tk_${name} ${ARG_TEST_DEPS} GTest::gmock GTest::gtest_main rapidcheck)
     if(utils)
       target_link_libraries(tk_${name}_test PRIVATE tk_${name}_testutil)

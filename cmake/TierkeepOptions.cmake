@@ -5,10 +5,18 @@ endif()
 # CHECK() and assertions stay on in every build; -O2 is enough, the hot loops are in libraries.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 
+# One cache serves all build folders: paths below the source folder are hashed as relative ones.
+# The two settings for precompiled headers are those that ccache's manual asks for.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  set(ccache_command ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+    ${CCACHE_PROGRAM})
+  set(CMAKE_C_COMPILER_LAUNCHER ${ccache_command})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${ccache_command})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+  endif()
 endif()
 find_program(MOLD_PROGRAM mold)
 if(MOLD_PROGRAM)
@@ -21,7 +29,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options(-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overread -Wno-dangling-pointer)
 endif()
 if(TIERKEEP_WERROR)
-  add_compile_options(-Werror)
+  add_compile_options(-Werror -Winvalid-pch)
 endif()
 if(TIERKEEP_SANITIZE)
   add_compile_options(-fsanitize=${TIERKEEP_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)

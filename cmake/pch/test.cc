@@ -1,0 +1,2 @@
+// Only carries the precompiled header (TierkeepLibrary.cmake).
+int main() { return 0; }
