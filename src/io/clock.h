@@ -9,7 +9,7 @@ namespace tierkeep {
 class Clock {
  public:
   virtual ~Clock() = default;
-  virtual Instant Now() = 0;      // monotonic, counts suspended time (CLOCK_BOOTTIME)
+  virtual Instant Now() = 0;  // monotonic, counts suspended time (CLOCK_BOOTTIME)
   virtual WallTime WallNow() = 0;
 };
 

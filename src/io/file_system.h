@@ -1,8 +1,9 @@
 // Files below one directory. Every path is relative to a Dir, '/'-separated, and resolved without
 // following any symbolic link, without leaving the directory and without crossing a mount
 // (openat2 RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV; man openat2): whatever a
-// workload plants, no call leaves the tree (weaknesses D5, D8, D9). Files are opened O_NONBLOCK so
-// that a planted pipe can't hang, and anything but the demanded type is kFailedPrecondition.
+// workload plants, no call leaves the tree. Files are opened O_NONBLOCK so that a planted pipe
+// can't hang, and anything but the demanded type, a link or mount on the way included, is
+// kFailedPrecondition. "", ".", ".." and a leading '/' are kInvalidArgument in any component.
 //
 // Threads: any, also on the same object. Errors: ErrnoError of the failing call, naming the path.
 #pragma once
@@ -28,7 +29,7 @@ struct FileStat {
   uint64_t inode = 0;
   uint64_t device = 0;
   uint64_t links = 0;
-  uint64_t blocks_bytes = 0;  // really allocated
+  uint64_t blocks_bytes = 0;   // really allocated
   int64_t change_time_ns = 0;  // ctime
   uint32_t mode = 0;           // 07777
   uint32_t uid = 0;
@@ -89,10 +90,11 @@ class Dir {
   virtual Result<std::unique_ptr<Dir>> OpenDir(std::string_view path) = 0;
   virtual Result<std::unique_ptr<File>> OpenFile(std::string_view path) = 0;  // to read
   virtual Result<std::unique_ptr<File>> OpenFileReadWrite(std::string_view path) = 0;
-  // A new file (O_EXCL), or kAlreadyExists.
+  // A new file (O_EXCL) to read and write, or kAlreadyExists. Here and for directories the umask
+  // takes bits from `mode`; SetOwnerAndMode and WriteFileAtomically set it exactly.
   virtual Result<std::unique_ptr<File>> CreateFile(std::string_view path, uint32_t mode) = 0;
-  virtual Status MakeDir(std::string_view path, uint32_t mode) = 0;  // kAlreadyExists
-  virtual Status MakeDirs(std::string_view path, uint32_t mode) = 0; // existing ones are fine
+  virtual Status MakeDir(std::string_view path, uint32_t mode) = 0;   // kAlreadyExists
+  virtual Status MakeDirs(std::string_view path, uint32_t mode) = 0;  // existing ones are fine
   virtual Status MakeSymlink(std::string_view target, std::string_view path) = 0;
   virtual Result<std::string> ReadLink(std::string_view path) = 0;
   virtual Result<FileStat> Stat(std::string_view path) = 0;  // of a link: the link itself
@@ -105,18 +107,23 @@ class Dir {
   virtual Status HardLink(std::string_view from, std::string_view to) = 0;
   virtual Status Unlink(std::string_view path) = 0;     // files, links, pipes; absent: kNotFound
   virtual Status RemoveDir(std::string_view path) = 0;  // an empty one
-  // The whole tree, whatever is in it; clears immutable flags on the way; absent is fine.
+  // The whole tree, whatever is in it and however deep; absent is fine. Clears immutable flags on
+  // the way; a file with another name elsewhere gets its flag back. kAborted when a directory is
+  // moved away meanwhile. After an error some of it may be gone.
   virtual Status RemoveTree(std::string_view path) = 0;
   // A small regular file, whole; larger than `bytes_max` is kResourceExhausted.
   virtual Result<std::string> ReadSmallFile(std::string_view path, uint64_t bytes_max) = 0;
   // Temporary file with a random name, write, sync, rename, sync directory: durable and atomic.
-  virtual Status WriteFileAtomically(std::string_view path, std::string_view content, uint32_t mode) = 0;
+  virtual Status WriteFileAtomically(std::string_view path, std::string_view content,
+                                     uint32_t mode) = 0;
   virtual Status SyncDir(std::string_view path) = 0;
-  virtual Status SetOwnerAndMode(std::string_view path, uint32_t uid, uint32_t gid, uint32_t mode) = 0;
-  // FS_IMMUTABLE_FL; kUnimplemented where the file system or our rights don't allow it.
+  virtual Status SetOwnerAndMode(std::string_view path, uint32_t uid, uint32_t gid,
+                                 uint32_t mode) = 0;
+  // FS_IMMUTABLE_FL of a file or directory; kUnimplemented where the file system or our rights
+  // don't allow it.
   virtual Status SetImmutable(std::string_view path, bool immutable) = 0;
-  // Whether somebody has the regular file open for writing or mapped writable and shared (a read
-  // lease is refused then; man fcntl, F_SETLEASE).
+  // Whether somebody, this process included, has the regular file open for writing or mapped
+  // writable and shared (a read lease is refused then; man fcntl, F_SETLEASE).
   virtual Result<LeaseResult> ProbeWriters(std::string_view path) = 0;
   virtual Result<SpaceInfo> Space() = 0;
 };

@@ -34,8 +34,8 @@ class FrameHandler {
 
 struct FrameNetworkOptions {
   std::string listen_host = "0.0.0.0";
-  uint16_t listen_port = 0;           // 0: any free
-  std::shared_ptr<TlsContext> tls;    // null: plain TCP
+  uint16_t listen_port = 0;         // 0: any free
+  std::shared_ptr<TlsContext> tls;  // null: plain TCP
   uint32_t frame_bytes_max = 64u << 20;
   uint32_t connections_max = 8192;
   uint64_t queued_bytes_max = 256u << 20;  // over all connections; then the slowest is closed
@@ -49,7 +49,7 @@ struct FrameNetworkOptions {
 class FrameNetwork {
  public:
   virtual ~FrameNetwork() = default;
-  virtual uint16_t port() const = 0;  // where it listens
+  virtual uint16_t port() const = 0;                     // where it listens
   virtual ConnectionId Connect(const HostPort& to) = 0;  // outcome: OnConnected or OnClosed
   virtual void Send(ConnectionId connection, std::string frame) = 0;  // queued; lost if it closes
   virtual void Close(ConnectionId connection) = 0;  // after what is queued, within a second

@@ -25,7 +25,7 @@ class Stream {
 struct StreamOptions {
   std::shared_ptr<TlsContext> tls;  // null: plain TCP
   Duration connect_deadline = 5s;
-  Duration stall_limit = 10s;       // longest time without a byte moving
+  Duration stall_limit = 10s;  // longest time without a byte moving
   int socket_buffer_bytes = 16 << 20;
 };
 
