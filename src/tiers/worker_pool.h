@@ -1,8 +1,9 @@
-// A fixed number of threads for blocking work: hashing, file operations, pulls. Bounded queue-less:
-// callers bound what they submit (the core never has more than a few actions in flight).
+// A fixed number of threads for blocking work: hashing, file operations, pulls. The queue has no
+// bound of its own: callers bound what they submit (the core has only a few tasks in flight).
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -24,6 +25,7 @@ class WorkerPool {
 
  private:
   void Run();
+
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> queue_;

@@ -6,9 +6,15 @@
 // boundaries, hashes all chunks in parallel by pread, computes the logical digest with data
 // parallelism, and lets the store adopt the result.
 //
-// Refused: devices, pipes, sockets, trees over the limits, empty directories of saves with nothing
-// in them are fine. Files with more than one link are copied (their other name may lead anywhere).
-// A refused save stays in staged/ until the caller deletes it; the error names entry and rule.
+// Refused (kFailedPrecondition, naming entry and rule): devices, pipes, sockets, trees over the
+// limits, mounts inside, and giants that are nearly all hole (more than 1 GiB of holes and less
+// than a 64th allocated): reading holes is only slow, but every copy of them would be real memory.
+// A save that keeps changing or keeps its writers is kFailedPrecondition, too. Files with more than
+// one link are copied (their other name may lead anywhere). A refused save stays in staged/ until
+// the caller deletes it.
+//
+// Durability: an adopted shard outlives job and agent (RAM), the promise *staged*.
+// Threads: any, several saves at once.
 #pragma once
 
 #include <atomic>

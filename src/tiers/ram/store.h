@@ -20,10 +20,10 @@
 #include "base/digest.h"
 #include "base/log.h"
 #include "base/result.h"
+#include "format/control_fwd.h"
 #include "format/manifest.h"
 #include "io/clock.h"
 #include "io/file_system.h"
-#include "format/control_fwd.h"
 #include "tiers/worker_pool.h"
 
 namespace tierkeep {
@@ -34,19 +34,19 @@ struct HeldShard {
   std::shared_ptr<const Manifest> manifest;
   std::shared_ptr<const std::string> encoded;  // the manifest's bytes, to serve
   std::string volume_name;                     // H
-  bool suspect = false;  // may have been changed since it was verified
+  bool suspect = false;                        // may have been changed since it was verified
 };
 
 struct StoreOptions {
-  // Re-hash threads use this pool.
+  // Verify spreads its chunks over this pool; null: the calling thread alone.
   WorkerPool* pool = nullptr;
 };
 
 // Something in the store that is there but can't be read or decoded (control.proto, Unreadable).
 struct UnreadableItem {
-  std::optional<Blake3> digest;             // a shard's, from its path
-  std::optional<GenerationId> generation;   // a generation record's, from its path
-  std::string detail;                       // path and error
+  std::optional<Blake3> digest;            // a shard's, from its path
+  std::optional<GenerationId> generation;  // a generation record's, from its path
+  std::string detail;                      // path and error
 };
 
 struct VerifyResult {
@@ -56,7 +56,7 @@ struct VerifyResult {
 };
 
 // A shard being received. Destroying it without Finish removes what was written.
-// Threads: Target and MarkChunk from several at once.
+// Threads: Target and Write from several at once, then Finish from one.
 class IncomingShard {
  public:
   virtual ~IncomingShard() = default;
@@ -86,8 +86,9 @@ class Store {
   // `mount` holds client/ and store/ (made when absent). Fails with the remedy when rename from
   // client/ to store/ or hard links don't work (two mounts, or no rights). Sweeps incoming/,
   // reads all shards and generations; what can't be read is listed in unreadable(), not dropped.
-  static Result<std::unique_ptr<Store>> Open(std::shared_ptr<Dir> mount, const StoreOptions& options,
-                                             RandomSource* random, Logger logger);
+  static Result<std::unique_ptr<Store>> Open(std::shared_ptr<Dir> mount,
+                                             const StoreOptions& options, RandomSource* random,
+                                             Logger logger);
   virtual ~Store() = default;
 
   virtual std::vector<HeldShard> Shards() const = 0;  // sorted by digest
@@ -98,7 +99,8 @@ class Store {
   // Takes over the finished tree staged/<staged_name>/data (hashed by the stager, its manifest
   // given) as a shard. On success the staged directory is gone. Returns the shard's digest.
   virtual Result<Blake3> Adopt(std::string_view staged_name, const Manifest& manifest) = 0;
-  virtual Result<std::unique_ptr<IncomingShard>> StartIncoming(const std::string& encoded_manifest) = 0;
+  virtual Result<std::unique_ptr<IncomingShard>> StartIncoming(
+      const std::string& encoded_manifest) = 0;
 
   // Re-reads every byte and compares with the manifest, also the tree's shape (no missing, extra
   // or retyped entry). A good copy loses `suspect` unless it is linked and can't be protected.
@@ -116,7 +118,7 @@ class Store {
   // cleared on inodes that it shares.
   virtual Status UnlinkFromVolume(std::string_view h) = 0;
 
-  virtual Status Delete(const Blake3& digest) = 0;  // absent is fine; unlinks it first
+  virtual Status Delete(const Blake3& digest) = 0;      // absent is fine; unlinks it first
   virtual std::vector<std::string> Staged() const = 0;  // names below staged/
   virtual Status DeleteStaged(std::string_view name) = 0;
 
@@ -128,6 +130,12 @@ class Store {
   // For the stager and the volume.
   virtual Dir& root() = 0;    // <mount>/store
   virtual Dir& client() = 0;  // <mount>/client
+  virtual Dir& mount() = 0;   // for renames between the two, as "client/…" and "store/…"
+  // A fresh name below incoming/, from root(): whatever is made there is swept at the next start.
+  virtual std::string TemporaryName(std::string_view ending) = 0;
+  // Removes one entry at the top of the volume, whatever it is: out of sight at once by a rename,
+  // then piece by piece. Absent is fine. An H.data goes the way of UnlinkFromVolume.
+  virtual Status RemoveFromVolume(std::string_view name) = 0;
 };
 
 }  // namespace tierkeep

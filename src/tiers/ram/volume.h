@@ -3,6 +3,7 @@
 // at a target name (a planted link, a directory) is removed, never written through.
 #pragma once
 
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,16 @@ struct ConfigFile {
   std::string id;  // inode, ctime and digest
 };
 
+// Which directories count as saves.
+enum class SaveScan : uint8_t {
+  // While the job runs. Orbax: with commit_success.txt, which it writes last, also when it makes
+  // the directory in place. pytorch.distributed: all, since its only way is a rename.
+  kFinished,
+  // All: at start, when nobody writes any more, and for a name that was seen moved in by a rename
+  // (Orbax before 0.12.3 writes no commit_success.txt).
+  kAnyDirectory,
+};
+
 // A finished save that stands in the volume.
 struct FoundSave {
   std::string name;  // entry name in the volume
@@ -28,6 +39,7 @@ struct FoundSave {
   Worker worker = 0;
 };
 
+// Threads: any, on the same object.
 class Volume {
  public:
   Volume(Store* store, Logger logger);
@@ -38,9 +50,10 @@ class Volume {
   // Only if it is still the file with this id (empty id: whatever is there).
   Status RemoveConfig(std::string_view id);
 
-  // Complete saves now in the volume: directories named by digits that were renamed in, or hold
-  // commit_success.txt; never links. `any_directory`: those made by mkdir count too (at start).
-  Result<std::vector<FoundSave>> ListSaves(Framework framework, std::string_view job);
+  // Saves now in the volume, by (step, name); never links. Frameworks orbax and
+  // pytorch.distributed: directories named by digits; framework pytorch: J-sS-nR-wW.save files.
+  Result<std::vector<FoundSave>> ListSaves(Framework framework, std::string_view job,
+                                           SaveScan scan = SaveScan::kFinished);
   // Start-up cleaning: removes every entry but replicator.yaml, jax-init-info.txt and the H.data
   // trees in `keep_data` (names H). Saves are expected to have been taken before.
   Status Clean(const std::vector<std::string>& keep_data);
@@ -54,14 +67,21 @@ class Volume {
   Status WriteMeta(const WorkerName& name, std::string_view h);
   // Removes every *.meta but `keep`.
   Status RemoveOtherMetas(const std::vector<WorkerName>& keep);
-  // Appends to replicator.errors (creating it), or to both for a fatal one.
+  // Appends to replicator.errors (creating it), or to both for a fatal one. Beyond 64 KiB the
+  // oldest lines go.
   Status AppendError(std::string_view line);
   Status AppendFailed(std::string_view line);
+  // nullopt: none there, or nothing that a platform would write (a link, over 4 KiB).
   std::optional<std::string> ReadJaxInit();
 
  private:
+  Status Put(std::string_view name, std::string_view content);
+  Status PutByRename(const std::string& temporary, std::string_view name);
+  Status Append(std::string_view name, std::string_view line);
+
   Store* store_;
   Logger logger_;
+  std::mutex append_mutex_;  // reading, adding and replacing are one step among our own threads
 };
 
 }  // namespace tierkeep
