@@ -11,6 +11,8 @@ if(TIERKEEP_TESTS)
   add_executable(tk_test_pch ${CMAKE_CURRENT_LIST_DIR}/pch/test.cc)
   target_link_libraries(tk_test_pch PRIVATE fmt::fmt Threads::Threads GTest::gmock)
   target_precompile_headers(tk_test_pch PRIVATE ${TIERKEEP_PCH} <gmock/gmock.h> <gtest/gtest.h>)
+  # Everything that label "unit" runs, and nothing else.
+  add_custom_target(unit_tests)
 endif()
 
 # tierkeep_library(NAME [DIR dir] [DEPS lib...] [TEST_DEPS lib...])
@@ -55,6 +57,7 @@ function(tierkeep_library name)
       target_link_libraries(tk_${name}_test PRIVATE tk_${name}_testutil)
     endif()
     target_compile_definitions(tk_${name}_test PRIVATE TIERKEEP_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+    add_dependencies(unit_tests tk_${name}_test)
     include(GoogleTest)
     gtest_discover_tests(tk_${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
       PROPERTIES LABELS unit TIMEOUT 120)

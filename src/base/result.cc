@@ -1,7 +1,9 @@
 #include "base/result.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <initializer_list>
 
 namespace tierkeep {
 
@@ -61,80 +63,36 @@ Error Error::With(std::string_view context) const {
 
 namespace {
 
+struct ErrnoGroup {
+  Code code;
+  std::initializer_list<int> errnos;
+};
+
 Code CodeOfErrno(int errno_value) {
-  switch (errno_value) {
-    case 0:
-      return Code::kInternal;  // an error was reported, but errno was lost
-    case ENOENT:
-    case ENXIO:
-    case ENODEV:
-    case ESRCH:
-      return Code::kNotFound;
-    case EEXIST:
-    case EADDRINUSE:
-      return Code::kAlreadyExists;
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return Code::kPermissionDenied;
-    case ENOSPC:
-    case EDQUOT:
-    case ENOMEM:
-    case EMFILE:
-    case ENFILE:
-    case EFBIG:
-    case EMLINK:
-    case ENOBUFS:
-      return Code::kResourceExhausted;
-    case EIO:
-    case EBADMSG:
-    case EUCLEAN:
-      return Code::kDataLoss;
-    case ETIMEDOUT:
-      return Code::kDeadlineExceeded;
-    case ECONNREFUSED:
-    case ECONNRESET:
-    case ECONNABORTED:
-    case ENOTCONN:
-    case EPIPE:
-    case EHOSTUNREACH:
-    case EHOSTDOWN:
-    case ENETUNREACH:
-    case ENETDOWN:
-    case ENETRESET:
-    case EAGAIN:
-    case EINTR:
-    case ESTALE:
-      return Code::kUnavailable;
-    case ECANCELED:
-      return Code::kCancelled;
-    case EINVAL:
-    case ENAMETOOLONG:
-    case EBADF:
-    case EILSEQ:
-    case E2BIG:
-      return Code::kInvalidArgument;
-    case EXDEV:
-    case ENOSYS:
-    case EOPNOTSUPP:
-    case ENOTTY:  // an ioctl that this file system doesn't know
-    case EAFNOSUPPORT:
-    case EPROTONOSUPPORT:
-      return Code::kUnimplemented;
-    case ENOTDIR:
-    case EISDIR:
-    case ENOTEMPTY:
-    case EBUSY:
-    case ETXTBSY:
-    case ELOOP:
-      return Code::kFailedPrecondition;
-    case ERANGE:
-    case EOVERFLOW:
-    case EDOM:
-      return Code::kOutOfRange;
-    default:
-      return Code::kUnknown;
+  static constexpr ErrnoGroup kGroups[] = {
+      // An error was reported, but its errno was lost.
+      {Code::kInternal, {0}},
+      {Code::kNotFound, {ENOENT, ENXIO, ENODEV, ESRCH}},
+      {Code::kAlreadyExists, {EEXIST, EADDRINUSE}},
+      {Code::kPermissionDenied, {EACCES, EPERM, EROFS}},
+      {Code::kResourceExhausted, {ENOSPC, EDQUOT, ENOMEM, EMFILE, ENFILE, EFBIG, EMLINK, ENOBUFS}},
+      {Code::kDataLoss, {EIO, EBADMSG, EUCLEAN}},
+      {Code::kDeadlineExceeded, {ETIMEDOUT}},
+      {Code::kUnavailable,
+       {ECONNREFUSED, ECONNRESET, ECONNABORTED, ENOTCONN, EPIPE, EHOSTUNREACH, EHOSTDOWN,
+        ENETUNREACH, ENETDOWN, ENETRESET, EAGAIN, EINTR, ESTALE}},
+      {Code::kCancelled, {ECANCELED}},
+      {Code::kInvalidArgument, {EINVAL, ENAMETOOLONG, EBADF, EILSEQ, E2BIG}},
+      // ENOTTY: an ioctl that this file system doesn't know.
+      {Code::kUnimplemented, {EXDEV, ENOSYS, EOPNOTSUPP, ENOTTY, EAFNOSUPPORT, EPROTONOSUPPORT}},
+      // ENOTDIR isn't kNotFound: a path through a file says nothing about what is missing.
+      {Code::kFailedPrecondition, {ENOTDIR, EISDIR, ENOTEMPTY, EBUSY, ETXTBSY, ELOOP}},
+      {Code::kOutOfRange, {ERANGE, EOVERFLOW, EDOM}},
+  };
+  for (const ErrnoGroup& group : kGroups) {
+    if (std::count(group.errnos.begin(), group.errnos.end(), errno_value) > 0) return group.code;
   }
+  return Code::kUnknown;
 }
 
 }  // namespace

@@ -1,0 +1,37 @@
+# What people type. Each target is one script or one command, so that it can be run alone too.
+BUILD := build/release
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build demo demo-torch demo-negative test bench check clean
+
+help: ## Lists these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps: ## Installs the Debian packages that are missing, or prints the line that does
+	@scripts/deps.sh
+
+build: deps ## Builds the release preset: the program is build/release/src/tierkeep
+	@cmake --preset release >/dev/null && cmake --build --preset release
+
+demo: build ## A JAX training run loses a machine and goes on, bit for bit
+	@scripts/demo.sh jax
+
+demo-torch: build ## The same with PyTorch, where the data crosses between peers
+	@scripts/demo.sh torch
+
+demo-negative: build ## The demo with one restored bit flipped: must notice, and fails
+	@scripts/demo.sh negative
+
+test: ## Everything that CI runs: build, checks, unit tests, a sanitizer, end-to-end tests
+	@scripts/test.sh
+
+bench: build ## Measures the speed aims against limits found in the same run
+	@scripts/bench.sh
+
+check: build ## Format, folder and size rules, clang-tidy on a part that changes daily
+	@scripts/check_format.sh
+	@scripts/check_folders.py
+	@scripts/tidy.sh --sample 6
+
+clean: ## Removes build/
+	@rm -rf build
