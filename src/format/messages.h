@@ -8,9 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "base/check.h"
 #include "base/digest.h"
 #include "base/result.h"
 #include "control.pb.h"
@@ -81,8 +83,8 @@ Result<control::Envelope> DecodeEnvelope(std::string_view bytes);
 // A frame as it stands in the stream: 4-byte big-endian length, then the content.
 Result<std::string> EncodeFrame(const control::Envelope& envelope);
 
-// Cuts a stream of bytes into frames. A length of 0 or above the limit is refused before anything
-// is stored for it; after that the stream is lost and every call fails. One thread.
+// Cuts a stream of bytes into frames. A length of 0 or above the limit is refused before
+// more is stored; after that the stream is lost and every call fails. One thread.
 class FrameReader {
  public:
   explicit FrameReader(uint32_t frame_bytes_max = kFrameBytesMax)
@@ -91,14 +93,15 @@ class FrameReader {
   Status Append(std::string_view bytes);
   // The next whole frame's content, if it is there.
   std::optional<std::string> Next();
-  // Bytes held that are not yet part of a whole frame, the length included.
+  // Bytes held, of whole frames and of the one that is still coming.
   size_t pending_bytes() const { return buffer_.size() - consumed_; }
 
  private:
   uint32_t frame_bytes_max_;
   bool lost_ = false;
   std::string buffer_;
-  size_t consumed_ = 0;
+  size_t consumed_ = 0;  // up to here, frames were handed out
+  size_t scanned_ = 0;   // up to here, frames are whole
 };
 
 // ---- durable records: payload and frame (format/record.h) together ---------------------------

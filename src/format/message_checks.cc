@@ -1,0 +1,508 @@
+#include "format/message_checks.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "base/log.h"
+#include "format/messages.h"
+#include "format/volume_names.h"
+
+namespace tierkeep {
+namespace {
+
+constexpr size_t kTextBytesMax = 8192;
+constexpr size_t kHostBytesMax = 253;
+constexpr size_t kConfigTextBytesMax = 64 << 10;
+constexpr size_t kConfigFileIdBytesMax = 256;
+
+enum class Presence { kRequired, kOptional };
+
+template <typename... Args>
+Error Bad(fmt::format_string<Args...> format, Args&&... args) {
+  return Error(Code::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
+}
+
+Status CheckFixed(const std::string& bytes, size_t size, std::string_view field,
+                  Presence presence = Presence::kRequired) {
+  if (bytes.empty() && presence == Presence::kOptional) return OkStatus();
+  if (bytes.size() != size) return Bad("{} has {} bytes, not {}", field, bytes.size(), size);
+  if (bytes.find_first_not_of('\0') == std::string::npos) return Bad("{} is all zero", field);
+  return OkStatus();
+}
+
+template <typename List>
+Status CheckDigests(const List& digests, std::string_view field) {
+  for (const std::string& d : digests) TK_RETURN_IF_ERROR(CheckFixed(d, Blake3::kSize, field));
+  return OkStatus();
+}
+
+Status CheckNodeName(const std::string& name, std::string_view field) {
+  if (IsValidNodeName(name)) return OkStatus();
+  return Bad("{} '{}' is no node name", field, EscapeForLog(name, 64));
+}
+
+template <typename List>
+Status CheckNodeNames(const List& names, std::string_view field) {
+  for (const std::string& n : names) TK_RETURN_IF_ERROR(CheckNodeName(n, field));
+  return OkStatus();
+}
+
+Status CheckText(const std::string& text, std::string_view field) {
+  if (text.size() <= kTextBytesMax) return OkStatus();
+  return Bad("{} has {} bytes, more than {}", field, text.size(), kTextBytesMax);
+}
+
+Status CheckNumber(uint64_t value, std::string_view field) {
+  if (value > 0) return OkStatus();
+  return Bad("{} is 0", field);
+}
+
+Status CheckJob(const std::string& found, const std::string& job) {
+  if (found == job) return OkStatus();
+  return Bad("job is '{}', not the sender's '{}'", EscapeForLog(found, 64), EscapeForLog(job, 64));
+}
+
+Status CheckRun(const control::RunId& run, std::string_view field, Presence presence) {
+  if (run.sequence() == 0) {
+    if (!run.nonce().empty()) return Bad("{} has a nonce without a sequence", field);
+    if (presence == Presence::kRequired) return Bad("{} is missing", field);
+    return OkStatus();
+  }
+  return CheckFixed(run.nonce(), Id128::kSize, field);
+}
+
+Status CheckAttempt(const control::AttemptId& attempt, Presence presence) {
+  if (attempt.counter() == 0) {
+    if (presence == Presence::kRequired || !attempt.agent().empty() || !attempt.boot().empty()) {
+      return Bad("attempt has no counter");
+    }
+    return OkStatus();
+  }
+  TK_RETURN_IF_ERROR(CheckFixed(attempt.agent(), Id128::kSize, "attempt.agent"));
+  return CheckFixed(attempt.boot(), Id128::kSize, "attempt.boot");
+}
+
+Status CheckSave(const control::SaveKey& save) {
+  TK_RETURN_IF_ERROR(CheckRun(save.run(), "save.run", Presence::kRequired));
+  return CheckNumber(save.occurrence(), "save.occurrence");
+}
+
+bool SameSave(const control::SaveKey& a, const control::SaveKey& b) {
+  return a.run().sequence() == b.run().sequence() && a.run().nonce() == b.run().nonce() &&
+         a.step() == b.step() && a.occurrence() == b.occurrence();
+}
+
+Status CheckWorld(const control::WorldShape& world) {
+  if (world.framework() < 1 || world.framework() > 3) {
+    return Bad("world.framework is {}", world.framework());
+  }
+  return CheckWorldShape({static_cast<Framework>(world.framework()), world.nodes(),
+                          world.workers_per_node(), world.data_parallelism()});
+}
+
+bool SameWorld(const control::WorldShape& a, const control::WorldShape& b) {
+  return a.framework() == b.framework() && a.nodes() == b.nodes() &&
+         a.workers_per_node() == b.workers_per_node() &&
+         a.data_parallelism() == b.data_parallelism();
+}
+
+Status CheckShard(const control::ShardInfo& shard, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckFixed(shard.digest(), Blake3::kSize, "shard.digest"));
+  TK_RETURN_IF_ERROR(CheckJob(shard.job(), job));
+  TK_RETURN_IF_ERROR(CheckSave(shard.save()));
+  TK_RETURN_IF_ERROR(CheckWorld(shard.world()));
+  if (shard.rank() >= shard.world().nodes()) return Bad("shard.rank {} is too high", shard.rank());
+  if (shard.worker() >= shard.world().workers_per_node()) {
+    return Bad("shard.worker {} is too high", shard.worker());
+  }
+  TK_RETURN_IF_ERROR(CheckNumber(shard.ordinal(), "shard.ordinal"));
+  TK_RETURN_IF_ERROR(
+      CheckFixed(shard.logical(), Blake3::kSize, "shard.logical", Presence::kOptional));
+  if (!IsDataHash(shard.volume_name())) return Bad("shard.volume_name has another form");
+  if (shard.manifest_bytes() == 0 || shard.manifest_bytes() > kManifestBytesMax) {
+    return Bad("shard.manifest_bytes is {}", shard.manifest_bytes());
+  }
+  return OkStatus();
+}
+
+enum class Shards { kComplete, kCompleteOrNone };
+
+// The shards of a generation: one for each (rank, worker) in that order. With data parallelism an
+// equal replica's shard may stand in a rank's place: same position within the partition.
+Status CheckPlaces(const control::GenerationRecord& record) {
+  const uint64_t workers = record.world().workers_per_node();
+  const uint64_t wanted = record.world().nodes() * workers;
+  if (static_cast<uint64_t>(record.shards_size()) != wanted) {
+    return Bad("generation has {} shards, not {}", record.shards_size(), wanted);
+  }
+  const uint64_t partitions = std::max(1u, record.world().data_parallelism());
+  const uint64_t columns = record.world().nodes() / partitions;
+  for (uint64_t i = 0; i < wanted; ++i) {
+    const control::ShardInfo& shard = record.shards(static_cast<int>(i));
+    if (shard.worker() != i % workers || shard.rank() % columns != (i / workers) % columns) {
+      return Bad("generation's shard {} is of rank {}, worker {}", i, shard.rank(), shard.worker());
+    }
+    if (!SameSave(shard.save(), record.save()) || !SameWorld(shard.world(), record.world())) {
+      return Bad("generation's shard {} is of another save or world", i);
+    }
+  }
+  return OkStatus();
+}
+
+Status CheckGeneration(const control::GenerationRecord& record, const std::string& job,
+                       Shards shards) {
+  TK_RETURN_IF_ERROR(CheckJob(record.job(), job));
+  TK_RETURN_IF_ERROR(CheckSave(record.save()));
+  TK_RETURN_IF_ERROR(CheckWorld(record.world()));
+  if (record.committed()) TK_RETURN_IF_ERROR(CheckNumber(record.save_number(), "save_number"));
+  TK_RETURN_IF_ERROR(CheckRun(record.parent_run(), "parent_run", Presence::kOptional));
+  if (record.parent_run().sequence() == 0 && record.parent_save_number() != 0) {
+    return Bad("generation has a parent's save number without its run");
+  }
+  for (const auto& shard : record.shards()) TK_RETURN_IF_ERROR(CheckShard(shard, job));
+  if (shards == Shards::kCompleteOrNone && record.shards().empty()) return OkStatus();
+  return CheckPlaces(record);
+}
+
+Status CheckAddress(const control::Address& address, std::string_view field) {
+  const std::string& host = address.host();
+  if (host.empty() || host.size() > kHostBytesMax || host[0] == '-') {
+    return Bad("{}.host is no host", field);
+  }
+  for (const char c : host) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (!plain && std::string_view(".:-_%").find(c) == std::string_view::npos) {
+      return Bad("{}.host is no host", field);
+    }
+  }
+  if (address.port() == 0 || address.port() > 65535) return Bad("{}.port is no port", field);
+  return OkStatus();
+}
+
+Status CheckToken(const std::string& token) {
+  if (token.size() >= kDataTokenBytesMin && token.size() <= kDataTokenBytesMax) return OkStatus();
+  return Bad("data_token has {} bytes", token.size());
+}
+
+Status CheckSettings(const control::JobSettings& settings, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckJob(settings.job(), job));
+  TK_RETURN_IF_ERROR(CheckWorld(settings.world()));
+  if (!settings.has_peer_ranks() && !settings.peer_ranks().empty()) {
+    return Bad("settings.peer_ranks are given without has_peer_ranks");
+  }
+  if (!settings.has_peers_per_node() && settings.peers_per_node() != 0) {
+    return Bad("settings.peers_per_node is given without has_peers_per_node");
+  }
+  std::set<uint32_t> seen;
+  for (const uint32_t peer : settings.peer_ranks()) {
+    if (peer >= settings.world().nodes() || !seen.insert(peer).second) {
+      return Bad("settings.peer_ranks has {} twice or too high", peer);
+    }
+  }
+  if (settings.backup_interval_minutes() != 0 && settings.backup_interval_steps() != 0) {
+    return Bad("settings have two backup intervals");
+  }
+  return OkStatus();
+}
+
+Status CheckChoice(const control::RestoreChoice& choice, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckNumber(choice.decision(), "choice.decision"));
+  TK_RETURN_IF_ERROR(CheckText(choice.reason(), "choice.reason"));
+  if (choice.none()) {
+    if (choice.has_generation()) return Bad("choice is none and names a generation");
+    return OkStatus();
+  }
+  return CheckGeneration(choice.generation(), job, Shards::kComplete);
+}
+
+Status CheckSources(const control::SourceList& sources, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckShard(sources.shard(), job));
+  return CheckNodeNames(sources.nodes(), "sources.nodes");
+}
+
+template <typename List>
+Status CheckWanted(const List& wanted, const std::string& job) {
+  for (const auto& sources : wanted) TK_RETURN_IF_ERROR(CheckSources(sources, job));
+  return OkStatus();
+}
+
+// ---- one function a body -----------------------------------------------------------------------
+
+Status CheckBody(const control::SaveStaged& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckSave(m.save()));
+  TK_RETURN_IF_ERROR(CheckNumber(m.ordinal(), "ordinal"));
+  if (m.shards().empty()) return Bad("no shard");
+  const control::ShardInfo& first = m.shards(0);
+  for (int i = 0; i < m.shards_size(); ++i) {
+    const control::ShardInfo& shard = m.shards(i);
+    TK_RETURN_IF_ERROR(CheckShard(shard, job));
+    if (shard.worker() != static_cast<uint32_t>(i) || shard.rank() != first.rank() ||
+        shard.ordinal() != m.ordinal() || !SameSave(shard.save(), m.save()) ||
+        !SameWorld(shard.world(), first.world())) {
+      return Bad("shard {} is of another rank, worker, save or world", i);
+    }
+  }
+  if (static_cast<uint32_t>(m.shards_size()) != first.world().workers_per_node()) {
+    return Bad("{} shards, not {}", m.shards_size(), first.world().workers_per_node());
+  }
+  return OkStatus();
+}
+
+Status CheckInventory(const control::Inventory& inventory, const std::string& job) {
+  for (const auto& shard : inventory.shards()) TK_RETURN_IF_ERROR(CheckShard(shard, job));
+  for (const auto& g : inventory.generations()) {
+    TK_RETURN_IF_ERROR(CheckGeneration(g, job, Shards::kComplete));
+  }
+  for (const auto& part : inventory.unreadable()) {
+    TK_RETURN_IF_ERROR(
+        CheckFixed(part.digest(), Blake3::kSize, "unreadable.digest", Presence::kOptional));
+    TK_RETURN_IF_ERROR(CheckRun(part.run(), "unreadable.run", Presence::kOptional));
+    TK_RETURN_IF_ERROR(CheckText(part.detail(), "unreadable.detail"));
+  }
+  return OkStatus();
+}
+
+Status CheckJoinRun(const control::Join& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckRun(m.highest_run(), "highest_run", Presence::kOptional));
+  TK_RETURN_IF_ERROR(CheckRun(m.in_run(), "in_run", Presence::kOptional));
+  if (m.released() && !m.has_restored()) return Bad("released without a choice");
+  if (m.has_restored()) TK_RETURN_IF_ERROR(CheckChoice(m.restored(), job));
+  TK_RETURN_IF_ERROR(CheckRun(m.last_run(), "last_run", Presence::kOptional));
+  if (m.has_last_restored()) TK_RETURN_IF_ERROR(CheckChoice(m.last_restored(), job));
+  for (const auto& staged : m.staged()) {
+    TK_RETURN_IF_ERROR(
+        CheckBody(staged, job).map_error([](const Error& e) { return e.With("staged"); }));
+    if (staged.save().run().sequence() != m.in_run().sequence() ||
+        staged.save().run().nonce() != m.in_run().nonce() || staged.shards(0).rank() != m.rank() ||
+        m.holder()) {
+      return Bad("staged is of another run or rank");
+    }
+  }
+  return OkStatus();
+}
+
+Status CheckBody(const control::Join& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckNodeName(m.node(), "node"));
+  if (m.holder()) {
+    if (m.rank() != 0) return Bad("a holder has no rank");
+    if (m.has_settings()) return Bad("a holder has no settings");
+    TK_RETURN_IF_ERROR(CheckAttempt(m.attempt(), Presence::kOptional));
+  } else {
+    TK_RETURN_IF_ERROR(CheckSettings(m.settings(), job));
+    if (m.rank() >= m.settings().world().nodes()) return Bad("rank {} is too high", m.rank());
+    TK_RETURN_IF_ERROR(CheckAttempt(m.attempt(), Presence::kRequired));
+  }
+  TK_RETURN_IF_ERROR(CheckFixed(m.agent_boot(), Id128::kSize, "agent_boot", Presence::kOptional));
+  TK_RETURN_IF_ERROR(CheckAddress(m.data(), "data"));
+  TK_RETURN_IF_ERROR(CheckToken(m.data_token()));
+  TK_RETURN_IF_ERROR(CheckJoinRun(m, job));
+  TK_RETURN_IF_ERROR(CheckInventory(m.inventory(), job));
+  return CheckNodeNames(m.previous_nodes(), "previous_nodes");
+}
+
+Status CheckBody(const control::Rejected& m, const std::string&) {
+  return CheckText(m.reason(), "reason");
+}
+
+// Names are unique, since sources are named by them; ranks too, and all there unless the run goes
+// on, when a member may be away.
+Status CheckBody(const control::RunStart& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckRun(m.run(), "run", Presence::kRequired));
+  TK_RETURN_IF_ERROR(CheckNumber(m.epoch(), "epoch"));
+  TK_RETURN_IF_ERROR(CheckSettings(m.settings(), job));
+  const uint32_t nodes = m.settings().world().nodes();
+  std::set<std::string_view> names;
+  std::set<uint32_t> ranks;
+  for (const auto& member : m.members()) {
+    TK_RETURN_IF_ERROR(CheckNodeName(member.node(), "member.node"));
+    TK_RETURN_IF_ERROR(
+        CheckFixed(member.agent(), Id128::kSize, "member.agent", Presence::kOptional));
+    TK_RETURN_IF_ERROR(CheckAddress(member.data(), "member.data"));
+    TK_RETURN_IF_ERROR(CheckToken(member.data_token()));
+    if (!names.insert(member.node()).second)
+      return Bad("member '{}' is named twice", member.node());
+    if (member.holder() ? member.rank() != 0
+                        : member.rank() >= nodes || !ranks.insert(member.rank()).second) {
+      return Bad("member '{}' has rank {}, taken or too high", member.node(), member.rank());
+    }
+  }
+  if (!m.continued() && ranks.size() != nodes) return Bad("{} of {} ranks", ranks.size(), nodes);
+  return OkStatus();
+}
+
+Status CheckBody(const control::Restore& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckChoice(m.choice(), job));
+  if (m.choice().none() && !m.wanted().empty()) return Bad("shards are wanted without a choice");
+  return CheckWanted(m.wanted(), job);
+}
+
+Status CheckBody(const control::RestorePrepared& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckNumber(m.decision(), "decision"));
+  TK_RETURN_IF_ERROR(CheckText(m.error(), "error"));
+  TK_RETURN_IF_ERROR(CheckDigests(m.bad_shards(), "bad_shards"));
+  return CheckNodeNames(m.bad_sources(), "bad_sources");
+}
+
+Status CheckBody(const control::Release& m, const std::string&) {
+  return CheckNumber(m.decision(), "decision");
+}
+
+Status CheckBody(const control::SaveFailed& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckSave(m.save()));
+  TK_RETURN_IF_ERROR(CheckNumber(m.ordinal(), "ordinal"));
+  return CheckText(m.error(), "error");
+}
+
+Status CheckBody(const control::Keep& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckNumber(m.order(), "order"));
+  return CheckWanted(m.wanted(), job);
+}
+
+Status CheckBody(const control::Kept& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckNumber(m.order(), "order"));
+  TK_RETURN_IF_ERROR(CheckText(m.error(), "error"));
+  TK_RETURN_IF_ERROR(CheckDigests(m.held(), "held"));
+  return CheckNodeNames(m.bad_sources(), "bad_sources");
+}
+
+Status CheckBody(const control::Drop& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckSave(m.save()));
+  return CheckText(m.reason(), "reason");
+}
+
+Status CheckBody(const control::Commit& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckGeneration(m.generation(), job, Shards::kComplete));
+  if (!m.generation().committed()) return Bad("the generation isn't committed");
+  return CheckDigests(m.keep(), "keep");
+}
+
+Status CheckBody(const control::CommitRecorded& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckRun(m.run(), "run", Presence::kRequired));
+  return CheckNumber(m.save_number(), "save_number");
+}
+
+Status CheckBody(const control::Ping&, const std::string&) { return OkStatus(); }
+
+Status CheckBody(const control::RunEnded& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckRun(m.run(), "run", Presence::kRequired));
+  return CheckText(m.reason(), "reason");
+}
+
+Status CheckBody(const control::Leaving& m, const std::string&) {
+  return CheckText(m.reason(), "reason");
+}
+
+Status CheckBody(const control::JobStatus& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckText(m.state(), "state"));
+  TK_RETURN_IF_ERROR(CheckText(m.restore_reason(), "restore_reason"));
+  for (const auto& text : m.problems()) TK_RETURN_IF_ERROR(CheckText(text, "problems"));
+  for (const uint32_t rank : m.missing_ranks()) {
+    if (rank >= kNodesMax) return Bad("missing rank {} is too high", rank);
+  }
+  if (!m.has_last_committed()) return OkStatus();
+  return CheckGeneration(m.last_committed(), job, Shards::kCompleteOrNone);
+}
+
+Status CheckAnyBody(const control::Envelope& e) {
+  switch (e.body_case()) {
+    case control::Envelope::kJoin:
+      if (e.join().node() != e.sender()) return Bad("its node isn't the sender");
+      return CheckBody(e.join(), e.job());
+    case control::Envelope::kRejected:
+      return CheckBody(e.rejected(), e.job());
+    case control::Envelope::kRunStart:
+      return CheckBody(e.run_start(), e.job());
+    case control::Envelope::kRestore:
+      return CheckBody(e.restore(), e.job());
+    case control::Envelope::kRestorePrepared:
+      return CheckBody(e.restore_prepared(), e.job());
+    case control::Envelope::kRelease:
+      return CheckBody(e.release(), e.job());
+    case control::Envelope::kSaveStaged:
+      return CheckBody(e.save_staged(), e.job());
+    case control::Envelope::kSaveFailed:
+      return CheckBody(e.save_failed(), e.job());
+    case control::Envelope::kKeep:
+      return CheckBody(e.keep(), e.job());
+    case control::Envelope::kKept:
+      return CheckBody(e.kept(), e.job());
+    case control::Envelope::kDrop:
+      return CheckBody(e.drop(), e.job());
+    case control::Envelope::kCommit:
+      return CheckBody(e.commit(), e.job());
+    case control::Envelope::kCommitRecorded:
+      return CheckBody(e.commit_recorded(), e.job());
+    case control::Envelope::kPing:
+      return CheckBody(e.ping(), e.job());
+    case control::Envelope::kRunEnded:
+      return CheckBody(e.run_ended(), e.job());
+    case control::Envelope::kLeaving:
+      return CheckBody(e.leaving(), e.job());
+    case control::Envelope::kJobStatus:
+      return CheckBody(e.job_status(), e.job());
+    case control::Envelope::BODY_NOT_SET:
+      break;
+  }
+  return Error(Code::kUnimplemented, "its kind is not known to this version");
+}
+
+// A choice in a record that doesn't name the job itself.
+Status CheckOwnChoice(const control::RestoreChoice& choice) {
+  const std::string& job = choice.generation().job();
+  if (!choice.none() && !IsValidJobName(job)) return Bad("job is no job name");
+  return CheckChoice(choice, job);
+}
+
+std::string BodyName(const control::Envelope& e) {
+  const auto* field = control::Envelope::descriptor()->FindFieldByNumber(e.body_case());
+  return field == nullptr ? "message" : field->name();
+}
+
+}  // namespace
+
+Status CheckEnvelope(const control::Envelope& envelope) {
+  if (!IsValidJobName(envelope.job())) {
+    return Bad("message: job '{}' is no job name", EscapeForLog(envelope.job(), 64));
+  }
+  TK_RETURN_IF_ERROR(CheckNodeName(envelope.sender(), "message: sender"));
+  TK_RETURN_IF_ERROR(CheckRun(envelope.run(), "message: run", Presence::kOptional));
+  return CheckAnyBody(envelope).map_error(
+      [&](const Error& e) { return e.With(BodyName(envelope)); });
+}
+
+Status CheckGenerationRecord(const control::GenerationRecord& record) {
+  if (!IsValidJobName(record.job())) return Bad("job is no job name");
+  return CheckGeneration(record, record.job(), Shards::kComplete);
+}
+
+Status CheckNodeState(const control::NodeState& state) {
+  TK_RETURN_IF_ERROR(CheckFixed(state.agent(), Id128::kSize, "agent"));
+  if (state.config_text().size() > kConfigTextBytesMax) return Bad("config_text is too long");
+  if (state.config_file_id().size() > kConfigFileIdBytesMax) {
+    return Bad("config_file_id is too long");
+  }
+  TK_RETURN_IF_ERROR(CheckAttempt(state.attempt(), Presence::kOptional));
+  if (state.attempt().counter() > state.attempt_counter()) {
+    return Bad("attempt is newer than attempt_counter");
+  }
+  TK_RETURN_IF_ERROR(CheckRun(state.run(), "run", Presence::kOptional));
+  TK_RETURN_IF_ERROR(CheckRun(state.highest_run(), "highest_run", Presence::kOptional));
+  if (state.released() && !state.has_restored()) return Bad("released without a choice");
+  if (state.has_restored()) TK_RETURN_IF_ERROR(CheckOwnChoice(state.restored()));
+  TK_RETURN_IF_ERROR(CheckRun(state.last_run(), "last_run", Presence::kOptional));
+  if (state.has_last_restored()) TK_RETURN_IF_ERROR(CheckOwnChoice(state.last_restored()));
+  for (const auto& save : state.saves()) TK_RETURN_IF_ERROR(CheckSave(save));
+  return CheckNodeNames(state.nodes(), "nodes");
+}
+
+Status CheckRendezvousRecord(const control::RendezvousRecord& record) {
+  if (!IsValidJobName(record.job())) return Bad("job is no job name");
+  TK_RETURN_IF_ERROR(CheckNumber(record.epoch(), "epoch"));
+  TK_RETURN_IF_ERROR(CheckRun(record.run(), "run", Presence::kOptional));
+  TK_RETURN_IF_ERROR(CheckAddress(record.coordinator(), "coordinator"));
+  TK_RETURN_IF_ERROR(CheckFixed(record.boot(), Id128::kSize, "boot"));
+  return CheckNodeName(record.node(), "node");
+}
+
+}  // namespace tierkeep
