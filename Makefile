@@ -19,7 +19,7 @@ demo: build ## A JAX training run loses a machine and goes on, bit for bit
 demo-torch: build ## The same with PyTorch, where the data crosses between peers
 	@scripts/demo.sh torch
 
-demo-negative: build ## The demo with one restored bit flipped: must notice, and fails
+demo-negative: build ## The demo with one restored bit flipped: succeeds if that is noticed
 	@scripts/demo.sh negative
 
 test: ## Everything that CI runs: build, checks, unit tests, a sanitizer, end-to-end tests

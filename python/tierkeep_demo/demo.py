@@ -38,7 +38,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=7, help="chooses the node, the step and the bit")
     p.add_argument("--quick", action="store_true", help="a shorter run")
     p.add_argument("--keep", action="store_true", help="keep logs and final states")
-    p.add_argument("--binary", default=os.environ.get("TIERKEEP_BINARY", os.path.join(
+    p.add_argument("--binary", default=os.environ.get("TIERKEEP_BIN", os.path.join(
         os.path.dirname(job_lib.PYTHON_ROOT), "build/release/src/tierkeep")))
     return p.parse_args(argv)
 
@@ -65,7 +65,7 @@ class Follower:
     def _event(self, worker, event):
         kind, screen = event["event"], self.screen
         if kind == "initialized" and self._everyone(kind):
-            screen.event(f"all {event['processes']} processes of the job are up", event["t"])
+            screen.event(f"the job's {event['processes']} processes are up", event["t"])
         elif kind == "restored" and self._everyone(kind):
             screen.event("no checkpoint: training starts from step 0" if event["latest_step"] is None
                          else f"all ranks restored checkpoint {event['latest_step']}; training "
@@ -95,8 +95,8 @@ class Follower:
         for step in sorted(set.intersection(*logged) - self.committed):
             self.committed.add(step)
             if step in self.saved:
-                self.screen.event(f"checkpoint {step} replicated globally, say all "
-                                  f"{len(logged)} nodes")
+                self.screen.event(f"checkpoint {step} replicated globally, says every "
+                                  "node")
 
     def newest_save_committed(self):
         return bool(self.saved) and max(self.saved) in self.committed
