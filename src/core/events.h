@@ -71,7 +71,9 @@ struct NodeEvent {
   struct Verified { TaskId task = 0; Blake3 digest; bool ok = false; std::string problem; Duration took{}; };
   struct Deleted { TaskId task = 0; };
   struct TimerFired { TimerId timer = 0; };
-  struct BatchFailed { std::string action; Error error; };  // name of the action that failed
+  // The name of the action that failed, and the tasks of that Step that were not started because of
+  // it: those end in no other event.
+  struct BatchFailed { std::string action; Error error; std::vector<TaskId> skipped; };
   struct StopRequested {};                    // SIGTERM: leave in order
   using Any = std::variant<Started, ConfigSeen, ConfigGone, JaxInitChanged, SaveSeen, VolumeCleaned,
                            CoordinatorLocated, LocateFailed, CoordinatorConnected, CoordinatorLost,
