@@ -25,8 +25,9 @@ namespace tierkeep {
 class DataServer {
  public:
   virtual ~DataServer() = default;  // closes all connections and joins
-  static Result<std::unique_ptr<DataServer>> Start(const DataPortOptions& options, std::string token,
-                                                   Store* store, Clock* clock, Logger logger);
+  static Result<std::unique_ptr<DataServer>> Start(const DataPortOptions& options,
+                                                   std::string token, Store* store, Clock* clock,
+                                                   Logger logger);
   virtual uint16_t port() const = 0;
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t rejected() const = 0;  // connections and requests refused

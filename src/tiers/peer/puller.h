@@ -42,8 +42,8 @@ struct PullResult {
 };
 
 struct PullerOptions {
-  DataPortOptions port;      // TLS and stall limit
-  uint32_t streams = 4;      // connections a shard, over all its sources
+  DataPortOptions port;                // TLS and stall limit
+  uint32_t streams = 4;                // connections a shard, over all its sources
   uint64_t request_bytes = 32u << 20;  // chunks asked for at once
 };
 

@@ -12,10 +12,10 @@ namespace tierkeep {
 
 struct DataPortOptions {
   std::string listen_host = "0.0.0.0";
-  uint16_t port = 0;                 // 0: any free
-  std::shared_ptr<TlsContext> tls;   // null: not encrypted; a token is needed either way
-  uint32_t connections_max = 64;     // further ones are closed at once
-  uint64_t bytes_per_second_max = 0; // 0: no limit; over all connections, sending
+  uint16_t port = 0;                  // 0: any free
+  std::shared_ptr<TlsContext> tls;    // null: not encrypted; a token is needed either way
+  uint32_t connections_max = 64;      // further ones are closed at once
+  uint64_t bytes_per_second_max = 0;  // 0: no limit; over all connections, sending
   Duration stall_limit = 10s;
 };
 
