@@ -12,9 +12,9 @@ namespace tierkeep {
 struct DirChange {
   enum class Kind : uint8_t { kCreated, kMovedIn, kWritten, kGone, kOverflow } kind;
   // kCreated: made in place, so a file may still be half-written (links and hard links appear this
-  // way too, whole); kMovedIn: renamed in, from this directory or another; kWritten: closed after writing; kGone: deleted or moved away.
-  // Empty for kOverflow, and for kGone when the watched directory itself is deleted, moved or
-  // unmounted: then no further change is reported.
+  // way too, whole); kMovedIn: renamed in, from this directory or another; kWritten: closed after
+  // writing; kGone: deleted or moved away. Empty for kOverflow, and for kGone when the watched
+  // directory itself is deleted, moved or unmounted: then no further change is reported.
   std::string name;
 };
 
