@@ -8,7 +8,7 @@ done)
 if ((${#files[@]} == 0)); then exit 0; fi
 mapfile -t bad < <(printf '%s\0' "${files[@]}" |
   xargs -0 -n 8 -P "$(nproc)" clang-format --dry-run 2>&1 |
-  sed -n 's/^\([^:]*\):[0-9]*:.*/\1/p' | sort -u)
+  sed -n 's/^\([^ :]*\):[0-9]*:[0-9]*: warning: .*/\1/p' | sort -u)
 if ((${#bad[@]})); then
   echo "format: not formatted; run:  clang-format -i ${bad[*]}" >&2
   exit 1
