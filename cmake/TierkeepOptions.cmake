@@ -24,6 +24,8 @@ if(MOLD_PROGRAM)
 endif()
 
 add_compile_options(-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough)
+# Options are given by designated initializers; what isn't named has its default on purpose.
+add_compile_options(-Wno-missing-field-initializers)
 # GCC 12 reports these inside libstdc++ templates at -O2 where nothing is wrong.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options(-Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overread -Wno-dangling-pointer)
