@@ -111,11 +111,7 @@ class Node:
                 self.cluster.mounted = False
                 os.rmdir(self.mount)
         if not self.cluster.mounted:
-            base = os.path.join("/dev/shm", os.path.basename(self.cluster.work), self.name)
-            os.makedirs(base)
-            if not os.path.islink(self.mount):
-                os.symlink(base, self.mount)
-            self.mount = os.path.realpath(self.mount)
+            self.mount = os.path.join("/dev/shm", os.path.basename(self.cluster.work), self.name)
         os.makedirs(self.volume)
         os.makedirs(self.store)
 
