@@ -133,9 +133,9 @@ class Store {
   virtual Dir& mount() = 0;   // for renames between the two, as "client/…" and "store/…"
   // A fresh name below incoming/, from root(): whatever is made there is swept at the next start.
   virtual std::string TemporaryName(std::string_view ending) = 0;
-  // Removes one entry at the top of the volume, whatever it is: out of sight at once by a rename,
-  // then piece by piece. Absent is fine. An H.data goes the way of UnlinkFromVolume.
-  virtual Status RemoveFromVolume(std::string_view name) = 0;
+  // Removes entries at the top of the volume, whatever they are: out of sight by a rename, then
+  // piece by piece. Absent ones are fine. An H.data goes the way of UnlinkFromVolume.
+  virtual Status RemoveFromVolume(const std::vector<std::string>& names) = 0;
 };
 
 }  // namespace tierkeep

@@ -47,7 +47,8 @@ class Volume {
   // nullopt: none there. An empty file has empty text. A link, pipe or too large file is
   // kInvalidArgument and is removed by the caller through RemoveConfig.
   Result<std::optional<ConfigFile>> ReadConfig();
-  // Only if it is still the file with this id (empty id: whatever is there).
+  // Only if it is still the file with this id (empty id: whatever is there). None there, or another
+  // one: nothing is done, and that is success.
   Status RemoveConfig(std::string_view id);
 
   // Saves now in the volume, by (step, name); never links. Frameworks orbax and

@@ -1,0 +1,279 @@
+#include "tiers/ram/stager.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "format/store_names.h"
+#include "tiers/ram/range_hash.h"
+#include "tiers/ram/save_hash.h"
+#include "tiers/ram/tree_walk.h"
+
+namespace tierkeep {
+namespace {
+
+constexpr uint64_t kHoleBytesMax = 1u << 30;
+constexpr uint64_t kHoleFactor = 64;
+constexpr Duration kPollMin = 2ms;
+constexpr Duration kPollMax = 50ms;
+
+bool IsOneName(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
+std::string Shown(const TreeEntry& entry) {
+  return entry.path.empty() ? "the save itself" : "\"" + EscapeForLog(entry.path) + "\"";
+}
+
+bool IsSame(const TreeEntry& a, const TreeEntry& b) {
+  return a.path == b.path && a.stat.type == b.stat.type && a.stat.inode == b.stat.inode &&
+         a.stat.bytes == b.stat.bytes && a.stat.links == b.stat.links &&
+         a.stat.change_time_ns == b.stat.change_time_ns && a.stat.mode == b.stat.mode &&
+         a.stat.uid == b.stat.uid && a.stat.gid == b.stat.gid && a.link_target == b.link_target;
+}
+
+Status CheckNotHollow(const std::vector<TreeEntry>& tree) {
+  for (const TreeEntry& entry : tree) {
+    if (entry.stat.type != FileType::kFile) continue;
+    const uint64_t allocated = std::min(entry.stat.blocks_bytes, entry.stat.bytes);
+    if (entry.stat.bytes - allocated > kHoleBytesMax &&
+        entry.stat.bytes / kHoleFactor > allocated) {
+      return Error(Code::kFailedPrecondition,
+                   fmt::format("entry {} is nearly all hole: {} with {} allocated", Shown(entry),
+                               FormatBytes(entry.stat.bytes), FormatBytes(allocated)));
+    }
+  }
+  return OkStatus();
+}
+
+Status CheckCancelled(const std::atomic<bool>* cancelled) {
+  if (cancelled == nullptr || !cancelled->load(std::memory_order_relaxed)) return OkStatus();
+  return Error(Code::kCancelled, "staging was cancelled");
+}
+
+// One save on its way from staged/<name>/data to a manifest.
+class Staging {
+ public:
+  Staging(Dir& root, std::string_view staged_name, const StageOptions& options, Clock* clock,
+          const std::atomic<bool>* cancelled, const Logger& logger)
+      : root_(root),
+        dir_(fmt::format("{}/{}", kStagedDir, staged_name)),
+        data_(fmt::format("{}/{}", dir_, kShardDataName)),
+        options_(options),
+        clock_(clock),
+        cancelled_(cancelled),
+        logger_(logger),
+        deadline_(clock->Now() + options.writers_limit) {}
+
+  const std::string& data() const { return data_; }
+
+  // A tree that may be hashed: within the limits, each file with this one name only, and nobody
+  // writing. What was true a moment ago may have changed again: hence IsStill after hashing.
+  Result<std::vector<TreeEntry>> Settle() {
+    for (;;) {
+      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+      auto tree = WalkTree(root_, data_, options_.limits);
+      if (!tree.ok() && tree.error().code() == Code::kAborted && Wait()) continue;
+      if (!tree.ok()) return tree.error();
+      TK_RETURN_IF_ERROR(CheckNotHollow(*tree));
+      TK_ASSIGN_OR_RETURN(const bool copied, CopyShared(*tree));
+      if (copied) continue;
+      TK_ASSIGN_OR_RETURN(const TreeEntry* const written, FindWriter(*tree));
+      if (written == nullptr) return std::move(*tree);
+      if (!Wait()) {
+        return Error(Code::kFailedPrecondition,
+                     fmt::format("entry {} is still open for writing after {}", Shown(*written),
+                                 FormatDuration(options_.writers_limit)));
+      }
+    }
+  }
+
+  // Whether the tree is as it was before hashing, with no writer.
+  Result<bool> IsStill(const std::vector<TreeEntry>& before) {
+    auto after = WalkTree(root_, data_, options_.limits);
+    if (!after.ok() && after.error().code() == Code::kAborted) return false;
+    if (!after.ok()) return after.error();
+    if (!std::equal(before.begin(), before.end(), after->begin(), after->end(), IsSame)) {
+      return false;
+    }
+    TK_ASSIGN_OR_RETURN(const TreeEntry* const written, FindWriter(*after));
+    return written == nullptr;
+  }
+
+  // False: the time is over.
+  bool Wait() {
+    if (clock_->Now() >= deadline_) return false;
+    std::this_thread::sleep_for(poll_);
+    poll_ = std::min(poll_ * 2, kPollMax);
+    return true;
+  }
+
+ private:
+  Result<const TreeEntry*> FindWriter(const std::vector<TreeEntry>& tree) {
+    for (const TreeEntry& entry : tree) {
+      if (entry.stat.type != FileType::kFile) continue;
+      auto probed = root_.ProbeWriters(JoinPath(data_, entry.path));
+      if (!probed.ok() && probed.error().code() == Code::kNotFound) return &entry;  // it moves
+      if (!probed.ok()) return probed.error();
+      if (*probed == LeaseResult::kHasWriters) return &entry;
+      if (*probed == LeaseResult::kUnsupported && !leases_missing_) {
+        leases_missing_ = true;
+        logger_.Warning(
+            "no leases here: writers that still have files of the save open can't be "
+            "seen; what they change is found when the copy is verified");
+      }
+    }
+    return nullptr;
+  }
+
+  // Gives each file that has another name an inode of its own; true: there were some.
+  Result<bool> CopyShared(const std::vector<TreeEntry>& tree) {
+    bool any = false;
+    for (const TreeEntry& entry : tree) {
+      if (entry.stat.type != FileType::kFile || entry.stat.links <= 1) continue;
+      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+      TK_RETURN_IF_ERROR(CopyOne(entry));
+      any = true;
+    }
+    return any;
+  }
+
+  Status CopyOne(const TreeEntry& entry) {
+    const std::string copy = dir_ + "/copy";
+    // Left by a crash, if it is there.
+    TK_RETURN_IF_ERROR(root_.RemoveTree(copy));
+    Status done = CopyBytes(entry, copy);
+    if (done.ok()) {
+      done = root_.SetOwnerAndMode(copy, entry.stat.uid, entry.stat.gid, entry.stat.mode);
+    }
+    if (done.ok()) done = root_.Rename(copy, JoinPath(data_, entry.path));
+    if (!done.ok()) {
+      (void)root_.RemoveTree(copy);
+      if (done.error().code() == Code::kPermissionDenied) {
+        return Error(Code::kFailedPrecondition,
+                     fmt::format("entry {} has another name and can't be replaced by a copy: {}",
+                                 Shown(entry), done.error().message()));
+      }
+    }
+    return done;
+  }
+
+  Status CopyBytes(const TreeEntry& entry, const std::string& copy) {
+    TK_ASSIGN_OR_RETURN(const auto from, root_.OpenFile(JoinPath(data_, entry.path)));
+    TK_ASSIGN_OR_RETURN(const FileStat stat, from->Stat());
+    TK_ASSIGN_OR_RETURN(const SpaceInfo space, root_.Space());
+    if (stat.bytes > space.free_bytes) {
+      return Error(
+          Code::kResourceExhausted,
+          fmt::format("entry {} has another name and must be copied: {} needed, {} free",
+                      Shown(entry), FormatBytes(stat.bytes), FormatBytes(space.free_bytes)));
+    }
+    TK_ASSIGN_OR_RETURN(const auto to, root_.CreateFile(copy, 0600));
+    TK_RETURN_IF_ERROR(to->Resize(stat.bytes));
+    std::vector<std::byte> buffer(kHashBufferBytes);
+    for (uint64_t at = 0; at < stat.bytes;) {
+      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+      const auto piece = MutableByteSpan(buffer).first(
+          static_cast<size_t>(std::min<uint64_t>(buffer.size(), stat.bytes - at)));
+      TK_RETURN_IF_ERROR(from->ReadExactly(at, piece));
+      TK_RETURN_IF_ERROR(to->WriteAll(at, piece));
+      at += piece.size();
+    }
+    return OkStatus();
+  }
+
+  Dir& root_;
+  const std::string dir_;
+  const std::string data_;
+  const StageOptions& options_;
+  Clock* clock_;
+  const std::atomic<bool>* cancelled_;
+  const Logger& logger_;
+  const Instant deadline_;
+  Duration poll_ = kPollMin;
+  bool leases_missing_ = false;
+};
+
+}  // namespace
+
+Stager::Stager(Store* store, WorkerPool* pool, Clock* clock, StageOptions options, Logger logger)
+    : store_(store),
+      pool_(pool),
+      clock_(clock),
+      options_(std::move(options)),
+      logger_(std::move(logger)) {}
+
+Status Stager::Take(std::string_view name, std::string_view staged_name) {
+  if (!IsOneName(name) || !IsOneName(staged_name)) {
+    return Error(Code::kInvalidArgument, "not a name: " + EscapeForLog(name));
+  }
+  const auto is_save = [](FileType type) {
+    return type == FileType::kDirectory || type == FileType::kFile;
+  };
+  const Error wrong_type(Code::kFailedPrecondition,
+                         EscapeForLog(name) + " in the volume is neither directory nor file");
+  TK_ASSIGN_OR_RETURN(const FileStat before, store_->client().Stat(name));
+  if (!is_save(before.type)) return wrong_type;
+
+  Dir& root = store_->root();
+  const std::string staged = fmt::format("{}/{}", kStagedDir, staged_name);
+  const std::string data = fmt::format("{}/{}", staged, kShardDataName);
+  const Status made = root.MakeDir(staged, 0700);
+  // An empty one is left when we were killed just before the rename.
+  if (!made.ok() && made.error().code() != Code::kAlreadyExists) return made;
+  const std::string from = fmt::format("client/{}", name);
+  const std::string to = fmt::format("store/{}", data);
+  if (const Status moved = store_->mount().RenameNew(from, to); !moved.ok()) {
+    (void)root.RemoveDir(staged);  // only when empty
+    return moved;
+  }
+  const auto after = root.Stat(data);
+  if (after.ok() && is_save(after->type)) return OkStatus();
+  // The name's owner put something else there between our look and the rename.
+  if (after.ok()) (void)store_->mount().RenameNew(to, from);
+  (void)root.RemoveTree(staged);
+  if (!after.ok()) return after.error();
+  return wrong_type;
+}
+
+Result<StagedShard> Stager::HashAndAdopt(std::string_view staged_name,
+                                         const ShardIdentity& identity,
+                                         const std::atomic<bool>* cancelled) {
+  if (!IsOneName(staged_name)) {
+    return Error(Code::kInvalidArgument, "not a name: " + EscapeForLog(staged_name));
+  }
+  const Instant begin = clock_->Now();
+  Dir& root = store_->root();
+  Staging staging(root, staged_name, options_, clock_, cancelled, logger_);
+  for (;;) {
+    TK_ASSIGN_OR_RETURN(const std::vector<TreeEntry> tree, staging.Settle());
+    auto hashed = HashSave(root, staging.data(), tree, identity, pool_, cancelled, logger_);
+    // Whether an error counts is seen below, too: a file may have been cut short meanwhile.
+    if (!hashed.ok() && hashed.error().code() == Code::kCancelled) return hashed.error();
+    TK_ASSIGN_OR_RETURN(const bool still, staging.IsStill(tree));
+    if (still && !hashed.ok()) return hashed.error();
+    if (still) {
+      StagedShard shard;
+      TK_ASSIGN_OR_RETURN(shard.digest, store_->Adopt(staged_name, hashed->manifest));
+      shard.manifest = std::move(hashed->manifest);
+      shard.hash_time = clock_->Now() - begin;
+      logger_.Info("{} of rank {} worker {} staged: {} in {} entries, hashed in {}",
+                   identity.save.ToString(), identity.rank, identity.worker,
+                   FormatBytes(shard.manifest.TotalBytes()), shard.manifest.entries.size(),
+                   FormatDuration(shard.hash_time));
+      return shard;
+    }
+    logger_.Warning("save {} changed while it was hashed, once more", EscapeForLog(staged_name));
+    if (!staging.Wait()) {
+      return Error(Code::kFailedPrecondition,
+                   fmt::format("the save keeps changing: not still within {}",
+                               FormatDuration(options_.writers_limit)));
+    }
+  }
+}
+
+}  // namespace tierkeep
