@@ -110,6 +110,17 @@ TEST_P(DirConformanceTest, MapsAreSharedWithTheFile) {
   EXPECT_EQ((*none)->size(), 0u);
 }
 
+TEST_P(DirConformanceTest, AllocatingGrowsAndKeepsWhatIsThere) {
+  Write("f", "abc");
+  const Result<std::unique_ptr<File>> file = dir_.OpenFileReadWrite("f");
+  ASSERT_TRUE((*file)->Allocate(0, 0).ok());
+  ASSERT_TRUE((*file)->Allocate(0, 100000).ok());
+  const FileStat stat = *(*file)->Stat();
+  EXPECT_EQ(stat.bytes, 100000u);
+  EXPECT_GE(stat.blocks_bytes, 100000u);
+  EXPECT_EQ(Read("f").substr(0, 4), std::string("abc\0", 4));
+}
+
 TEST_P(DirConformanceTest, CreatingTwiceIsAlreadyExists) {
   Write("f", "first");
   EXPECT_EQ(CodeOf(dir_.CreateFile("f", 0644)), Code::kAlreadyExists);

@@ -73,6 +73,9 @@ class File {
   virtual Status ReadExactly(uint64_t offset, MutableByteSpan out) = 0;
   virtual Status WriteAll(uint64_t offset, ByteSpan data) = 0;
   virtual Status Resize(uint64_t bytes) = 0;
+  // Takes the space for a range now, growing the file where needed: later writes into it, through a
+  // map too (where a full file system is SIGBUS), find it. kResourceExhausted where there is none.
+  virtual Status Allocate(uint64_t offset, uint64_t bytes) = 0;
   virtual Result<std::unique_ptr<Mapping>> Map(uint64_t offset, size_t bytes, MapAccess access) = 0;
   // Durable on the device (a no-op in effect on tmpfs).
   virtual Status Sync() = 0;

@@ -31,9 +31,11 @@ using HttpHandler = std::function<HttpResponse(const HttpRequest&)>;
 
 class HttpServer {
  public:
-  virtual ~HttpServer() = default;  // stops listening, waits for handlers that run, unlinks the socket
+  virtual ~HttpServer() =
+      default;  // stops listening, waits for handlers that run, unlinks the socket
   // Mode 0600. A socket file left behind is replaced; one that answers is kAlreadyExists.
-  static Result<std::unique_ptr<HttpServer>> ListenUnix(const std::string& path, HttpHandler handler);
+  static Result<std::unique_ptr<HttpServer>> ListenUnix(const std::string& path,
+                                                        HttpHandler handler);
   // Port 0: any free.
   static Result<std::unique_ptr<HttpServer>> ListenTcp(const HostPort& at, HttpHandler handler);
   virtual uint16_t port() const = 0;  // 0 for a Unix socket

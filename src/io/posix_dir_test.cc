@@ -203,6 +203,8 @@ TEST_F(PosixDirTest, AFullFileSystemIsAnErrorAndLeavesTheOldFile) {
               Code::kResourceExhausted);
     EXPECT_EQ(*(*small)->ReadSmallFile("f", 10), "old");
     EXPECT_EQ((*small)->List("")->size(), 1u);
+    const auto file = (*small)->OpenFileReadWrite("f");
+    EXPECT_EQ(CodeOf((*file)->Allocate(0, 1 << 20)), Code::kResourceExhausted);
   }
   EXPECT_EQ(::umount2(temp_.Path("small").c_str(), MNT_DETACH), 0);
 }

@@ -72,6 +72,16 @@ class PosixFile : public File {
     return OkStatus();
   }
 
+  Status Allocate(uint64_t offset, uint64_t bytes) override {
+    if (bytes == 0) return OkStatus();
+    int rc;
+    do {
+      rc = ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    } while (rc != 0 && errno == EINTR);
+    if (rc != 0) return FileError(errno, "allocate space for " + name_);
+    return OkStatus();
+  }
+
   Result<std::unique_ptr<Mapping>> Map(uint64_t offset, size_t bytes, MapAccess access) override {
     if (bytes == 0) return std::make_unique<Mapping>(nullptr, 0);
     const size_t lead = offset % PageBytes();
