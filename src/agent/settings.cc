@@ -124,7 +124,7 @@ const std::vector<Setting>& Settings() {
       Number("bandwidth-limit", "bytes a second that this node sends at most; 0: no limit", 0,
              UINT64_MAX, &S::bandwidth_limit),
       {{"stop-budget", "SECONDS", "longest time between SIGTERM and exit"},
-       [](S& s, std::string_view text) {
+       [](S& s, std::string_view text) -> Status {
          uint64_t seconds = 0;
          TK_RETURN_IF_ERROR(ParseNumber(text, 1, 3600, seconds));
          s.stop_budget = std::chrono::seconds(seconds);

@@ -1,0 +1,320 @@
+#include "agent/control_plane.h"
+
+#include "format/messages.h"
+
+namespace tierkeep {
+namespace {
+
+template <typename... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <typename... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+// Answers to the rendezvous as events, decoded.
+Result<std::optional<control::RendezvousRecord>> DecodeRead(
+    const std::optional<VersionedRecord>& read) {
+  if (!read) return std::optional<control::RendezvousRecord>();
+  auto record = DecodeRendezvousRecord(read->bytes);
+  if (!record.ok()) return record.error().With("the rendezvous record can't be read");
+  return std::optional<control::RendezvousRecord>(std::move(*record));
+}
+
+}  // namespace
+
+ControlPlane::ControlPlane(Options options, EventLoop* loop, Clock* clock, RandomSource* random,
+                           Metrics* metrics, Logger logger, LoggerFactory coordinator_logger)
+    : options_(std::move(options)),
+      loop_(loop),
+      clock_(clock),
+      random_(random),
+      metrics_(metrics),
+      logger_(std::move(logger)),
+      coordinator_logger_(std::move(coordinator_logger)) {}
+
+ControlPlane::~ControlPlane() {
+  network_.reset();  // no callbacks after this
+  slow_.reset();
+}
+
+Status ControlPlane::Start(Rendezvous* rendezvous, NodeSink sink) {
+  rendezvous_ = rendezvous;
+  sink_ = std::move(sink);
+  slow_ = std::make_unique<OrderedQueue>();
+  TK_ASSIGN_OR_RETURN(network_, StartFrameNetwork(options_.network, this));
+  return OkStatus();
+}
+
+void ControlPlane::OnAccepted(ConnectionId connection, const HostPort&) {
+  loop_->Post([this, connection] { accepted_[connection] = ""; });
+}
+
+void ControlPlane::OnConnected(ConnectionId connection) {
+  loop_->Post([this, connection] {
+    if (coordinator_ != connection) return;
+    connected_ = true;
+    sink_(NodeEvent::CoordinatorConnected{});
+  });
+}
+
+void ControlPlane::OnFrame(ConnectionId connection, std::string frame) {
+  loop_->Post([this, connection, frame = std::move(frame)] { HandleFrame(connection, frame); });
+}
+
+void ControlPlane::OnClosed(ConnectionId connection, const Error& why) {
+  loop_->Post([this, connection, why] { HandleClosed(connection, why); });
+}
+
+void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame) {
+  auto message = DecodeEnvelope(frame);
+  if (!message.ok()) {
+    logger_.Warning("dropped a control message: {}", message.error().ToString());
+    network_->Close(connection);
+    return;
+  }
+  if (coordinator_ == connection) {
+    sink_(NodeEvent::Received{std::move(*message)});
+    return;
+  }
+  const auto it = accepted_.find(connection);
+  if (it == accepted_.end()) return;  // a connection we gave up before
+  if (it->second.empty()) it->second = message->job();
+  const std::string job = message->job();
+  if (job != it->second || !hosts_.contains(job)) {
+    control::Envelope answer;
+    answer.set_job(job);
+    answer.set_sender(options_.node_name);
+    answer.mutable_rejected()->set_reason("this agent doesn't coordinate job " + job);
+    if (auto bytes = EncodeEnvelope(answer); bytes.ok()) network_->Send(connection, *bytes);
+    network_->Close(connection);
+    return;
+  }
+  ToCoordinator(job, CoordinatorEvent::Received{connection, std::move(*message)});
+}
+
+void ControlPlane::HandleClosed(ConnectionId connection, const Error& why) {
+  if (coordinator_ == connection) {
+    coordinator_.reset();
+    connected_ = false;
+    sink_(NodeEvent::CoordinatorLost{why});
+    return;
+  }
+  const auto it = accepted_.find(connection);
+  if (it == accepted_.end()) return;
+  const std::string job = it->second;
+  accepted_.erase(it);
+  if (hosts_.contains(job)) ToCoordinator(job, CoordinatorEvent::Disconnected{connection});
+}
+
+void ControlPlane::Locate(const std::string& job) {
+  slow_->Submit([this, job] {
+    auto read = rendezvous_->Read(job);
+    NodeEvent::Any event;
+    if (!read.ok()) {
+      event = NodeEvent::LocateFailed{read.error()};
+    } else if (auto record = DecodeRead(*read); !record.ok()) {
+      event = NodeEvent::LocateFailed{record.error()};
+    } else {
+      event = NodeEvent::CoordinatorLocated{std::move(*record)};
+    }
+    loop_->Post([this, event = std::move(event)] { sink_(event); });
+  });
+}
+
+void ControlPlane::BecomeCoordinator(const control::JobSettings& settings,
+                                     Duration gather_deadline) {
+  const std::string job = settings.job();
+  own_job_ = job;
+  const std::string serialized = settings.SerializeAsString();
+  if (const auto it = hosts_.find(job); it != hosts_.end()) {
+    if (it->second.settings == serialized) return;
+    Remove(job, "the job starts again with other settings");
+  }
+  CoordinatorOptions options;
+  options.settings = settings;
+  options.node_name = options_.node_name;
+  options.control_host = options_.advertise_host;
+  options.control_port = network_->port();
+  options.boot = options_.boot;
+  random_->Fill(options.run_nonce.bytes.data(), Id128::kSize);
+  options.gather_deadline = gather_deadline;
+  options.timings = options_.timings;
+  Host& host = hosts_[job];
+  host.owner = next_owner_++;
+  host.settings = serialized;
+  host.machine = std::make_unique<CoordinatorMachine>(std::move(options));
+  host.logger = coordinator_logger_(job);
+  host.registering_since = clock_->Now();
+  ToCoordinator(job, CoordinatorEvent::Started{clock_->WallNow()});
+}
+
+void ControlPlane::Connect(const HostPort& to, bool local) {
+  Disconnect();
+  if (!local) {
+    coordinator_ = network_->Connect(to);
+    return;
+  }
+  TK_CHECK_MSG(hosts_.contains(own_job_), "a local coordinator is made before it is spoken to");
+  local_job_ = own_job_;
+  loop_->Post([this] {
+    if (!local_job_.empty()) sink_(NodeEvent::CoordinatorConnected{});
+  });
+}
+
+void ControlPlane::Disconnect() {
+  if (coordinator_) {
+    // Forgotten first: its closing is no news to the node.
+    const ConnectionId old = *coordinator_;
+    coordinator_.reset();
+    connected_ = false;
+    network_->Close(old);
+  }
+  if (!local_job_.empty()) {
+    const std::string job = std::exchange(local_job_, "");
+    if (hosts_.contains(job)) {
+      ToCoordinator(job, CoordinatorEvent::Disconnected{kLocalConnection});
+    }
+  }
+}
+
+void ControlPlane::Send(const control::Envelope& message) {
+  if (!local_job_.empty()) {
+    // As remote members are heard: checked, so that both ways behave alike.
+    if (const Status ok = CheckEnvelope(message); !ok.ok()) {
+      logger_.Error("a message of ours breaks a rule and was not sent: {}", ok.error().ToString());
+      return;
+    }
+    ToCoordinator(local_job_, CoordinatorEvent::Received{kLocalConnection, message});
+    return;
+  }
+  if (!coordinator_) return;
+  auto bytes = EncodeEnvelope(message);
+  if (!bytes.ok()) {
+    logger_.Error("a message of ours breaks a rule and was not sent: {}", bytes.error().ToString());
+    return;
+  }
+  network_->Send(*coordinator_, std::move(*bytes));
+}
+
+std::optional<control::JobStatus> ControlPlane::CoordinatorStatus(const std::string& job) const {
+  const auto it = hosts_.find(job);
+  if (it == hosts_.end()) return std::nullopt;
+  return it->second.machine->status();
+}
+
+void ControlPlane::ToCoordinator(const std::string& job, const CoordinatorEvent::Any& event) {
+  const auto it = hosts_.find(job);
+  if (it == hosts_.end()) return;
+  Run(job, it->second.machine->Step(clock_->Now(), event));
+}
+
+void ControlPlane::Run(const std::string& job, CoordinatorActions actions) {
+  using A = CoordinatorAction;
+  for (const A::Any& action : actions) {
+    const auto it = hosts_.find(job);
+    if (it == hosts_.end()) return;  // stood down
+    Host& host = it->second;
+    std::visit(Overloaded{
+                   [&](const A::ReadRendezvous&) { ReadRendezvous(job); },
+                   [&](const A::WriteRendezvous& a) { WriteRendezvous(job, a); },
+                   [&](const A::Send& a) { SendTo(job, a.to, a.message); },
+                   [&](const A::CloseConnection& a) {
+                     if (a.connection != kLocalConnection) network_->Close(a.connection);
+                   },
+                   [&](const A::SetTimer& a) {
+                     loop_->SetTimer({host.owner, a.timer}, a.at, [this, job, timer = a.timer] {
+                       ToCoordinator(job, CoordinatorEvent::TimerFired{timer});
+                     });
+                   },
+                   [&](const A::CancelTimer& a) {
+                     loop_->CancelTimer({host.owner, a.timer});
+                   },
+                   [&](const A::LogText& a) {
+                     host.logger.WriteText(a.severity, a.text, std::source_location::current());
+                   },
+                   [&](const A::StandDown& a) { Remove(job, a.reason); },
+               },
+               action);
+  }
+}
+
+void ControlPlane::SendTo(const std::string& job, ConnectionId to,
+                          const control::Envelope& message) {
+  if (to == kLocalConnection) {
+    // Posted, so that the two machines never run inside each other.
+    loop_->Post([this, job, message] {
+      if (local_job_ == job) sink_(NodeEvent::Received{message});
+    });
+    return;
+  }
+  auto bytes = EncodeEnvelope(message);
+  if (!bytes.ok()) {
+    logger_.Error("a message of the coordinator breaks a rule and was not sent: {}",
+                  bytes.error().ToString());
+    return;
+  }
+  network_->Send(to, std::move(*bytes));
+}
+
+void ControlPlane::ReadRendezvous(const std::string& job) {
+  const uint64_t owner = hosts_.at(job).owner;
+  slow_->Submit([this, job, owner] {
+    auto read = rendezvous_->Read(job);
+    CoordinatorEvent::Any event;
+    if (!read.ok()) {
+      event = CoordinatorEvent::RendezvousFailed{read.error()};
+    } else if (auto record = DecodeRead(*read); !record.ok()) {
+      event = CoordinatorEvent::RendezvousFailed{record.error()};
+    } else {
+      event = CoordinatorEvent::RendezvousRead{std::move(*record),
+                                               *read ? (*read)->version : std::string()};
+    }
+    loop_->Post([this, job, owner, event = std::move(event)] {
+      const auto it = hosts_.find(job);
+      if (it != hosts_.end() && it->second.owner == owner) ToCoordinator(job, event);
+    });
+  });
+}
+
+void ControlPlane::WriteRendezvous(const std::string& job,
+                                   const CoordinatorAction::WriteRendezvous& write) {
+  const uint64_t owner = hosts_.at(job).owner;
+  const Instant since = hosts_.at(job).registering_since;
+  slow_->Submit([this, job, owner, since, write] {
+    CoordinatorEvent::Any event;
+    Status outcome;
+    if (auto bytes = EncodeRendezvousRecord(write.record); !bytes.ok()) {
+      outcome = bytes.error();
+    } else if (auto version = rendezvous_->CompareAndSwap(job, write.expected_version, *bytes);
+               !version.ok()) {
+      outcome = version.error();
+    } else {
+      event = CoordinatorEvent::RendezvousWritten{*version};
+    }
+    metrics_->ObserveOperation("CoordinatorRegistration", "", outcome, clock_->Now() - since);
+    if (!outcome.ok()) event = CoordinatorEvent::RendezvousFailed{outcome.error()};
+    loop_->Post([this, job, owner, event = std::move(event)] {
+      const auto it = hosts_.find(job);
+      if (it != hosts_.end() && it->second.owner == owner) ToCoordinator(job, event);
+    });
+  });
+}
+
+void ControlPlane::Remove(const std::string& job, const std::string& reason) {
+  const auto it = hosts_.find(job);
+  if (it == hosts_.end()) return;
+  it->second.logger.Warning("no longer coordinator of job {}: {}", job, reason);
+  loop_->CancelTimersOf(it->second.owner);
+  hosts_.erase(it);
+  for (const auto& [connection, of] : accepted_) {
+    if (of == job) network_->Close(connection);
+  }
+  if (local_job_ == job) {
+    local_job_.clear();
+    loop_->Post(
+        [this, reason] { sink_(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, reason)}); });
+  }
+}
+
+}  // namespace tierkeep

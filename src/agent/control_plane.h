@@ -1,0 +1,102 @@
+// Who talks to whom: carries the node machine's messages to its coordinator, hosts the machines of
+// jobs that this agent coordinates, and keeps connections apart from decisions.
+//
+// Threads: the loop's only, except where said. Network callbacks are posted to the loop.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "agent/event_loop.h"
+#include "agent/metrics.h"
+#include "agent/ordered_queue.h"
+#include "base/log.h"
+#include "base/log_sinks.h"
+#include "core/coordinator.h"
+#include "core/events.h"
+#include "io/clock.h"
+#include "io/frame_network.h"
+#include "io/rendezvous.h"
+
+namespace tierkeep {
+
+class ControlPlane : private FrameHandler {
+ public:
+  struct Options {
+    std::string node_name;
+    std::string advertise_host;
+    Id128 boot;
+    FrameNetworkOptions network;
+    CoreTimings timings;
+  };
+  // Receives the node machine's events of the control side (loop thread).
+  using NodeSink = std::function<void(NodeEvent::Any)>;
+  // Makes the logger of a coordinator (its lines say `job=J coord`).
+  using LoggerFactory = std::function<Logger(const std::string& job)>;
+
+  ControlPlane(Options options, EventLoop* loop, Clock* clock, RandomSource* random,
+               Metrics* metrics, Logger logger, LoggerFactory coordinator_logger);
+  ~ControlPlane() override;
+
+  // Listens. `rendezvous` is asked on a thread of its own; both must outlive this.
+  Status Start(Rendezvous* rendezvous, NodeSink sink);
+  uint16_t port() const { return network_->port(); }  // any thread, after Start
+
+  // Actions of the node machine.
+  void Locate(const std::string& job);
+  void BecomeCoordinator(const control::JobSettings& settings, Duration gather_deadline);
+  void Connect(const HostPort& to, bool local);
+  void Disconnect();
+  void Send(const control::Envelope& message);
+
+  std::optional<control::JobStatus> CoordinatorStatus(const std::string& job) const;
+  uint64_t rejected_frames() const { return network_ ? network_->rejected_frames() : 0; }
+
+ private:
+  struct Host {
+    uint64_t owner = 0;    // of its timers
+    std::string settings;  // serialized, to tell a job's next shape from this one
+    std::unique_ptr<CoordinatorMachine> machine;
+    Logger logger;
+    Instant registering_since{};
+  };
+
+  // FrameHandler, on the network's thread: posts to the loop.
+  void OnAccepted(ConnectionId connection, const HostPort& peer) override;
+  void OnConnected(ConnectionId connection) override;
+  void OnFrame(ConnectionId connection, std::string frame) override;
+  void OnClosed(ConnectionId connection, const Error& why) override;
+
+  void HandleFrame(ConnectionId connection, const std::string& frame);
+  void HandleClosed(ConnectionId connection, const Error& why);
+  void ToCoordinator(const std::string& job, const CoordinatorEvent::Any& event);
+  void Run(const std::string& job, CoordinatorActions actions);
+  void ReadRendezvous(const std::string& job);
+  void WriteRendezvous(const std::string& job, const CoordinatorAction::WriteRendezvous& write);
+  void SendTo(const std::string& job, ConnectionId to, const control::Envelope& message);
+  void Remove(const std::string& job, const std::string& reason);
+
+  const Options options_;
+  EventLoop* loop_;
+  Clock* clock_;
+  RandomSource* random_;
+  Metrics* metrics_;
+  Logger logger_;
+  LoggerFactory coordinator_logger_;
+  Rendezvous* rendezvous_ = nullptr;
+  NodeSink sink_;
+  uint64_t next_owner_ = 1;
+  std::map<std::string, Host> hosts_;             // by job
+  std::map<ConnectionId, std::string> accepted_;  // → the job it speaks of, empty before a frame
+  std::optional<ConnectionId> coordinator_;       // the node's connection
+  bool connected_ = false;
+  std::string own_job_;                 // the job that the node last became coordinator of
+  std::string local_job_;               // set while the node speaks to a machine in this process
+  std::unique_ptr<OrderedQueue> slow_;  // rendezvous calls
+  std::unique_ptr<FrameNetwork> network_;
+};
+
+}  // namespace tierkeep

@@ -1,0 +1,556 @@
+#include "agent/node_host.h"
+
+#include "format/messages.h"
+#include "format/store_names.h"
+
+namespace tierkeep {
+namespace {
+
+template <typename... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <typename... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+constexpr uint64_t kTimerOwner = 0;  // coordinators' owners start at 1
+constexpr std::string_view kStateFile = "node.state";
+constexpr uint64_t kStateBytesMax = 64u << 20;
+// Long tasks that may run side by side: a save's hashing, copies pulled, a restore, deletions.
+constexpr size_t kTaskThreads = 8;
+
+control::Inventory InventoryOf(const Store& store) {
+  control::Inventory out;
+  for (const HeldShard& shard : store.Shards()) {
+    ShardSummary summary = SummaryOf(*shard.manifest, *shard.encoded);
+    summary.suspect = shard.suspect;
+    *out.add_shards() = ToProto(summary);
+  }
+  for (const control::GenerationRecord& record : store.Generations()) {
+    *out.add_generations() = record;
+  }
+  for (const UnreadableItem& item : store.unreadable()) {
+    control::Unreadable& u = *out.add_unreadable();
+    if (item.digest) u.set_digest(item.digest->Raw());
+    if (item.generation) {
+      *u.mutable_run() = ToProto(item.generation->run);
+      u.set_save_number(item.generation->save_number);
+    }
+    u.set_detail(item.detail);
+  }
+  return out;
+}
+
+std::string ActionName(const NodeAction::Any& action) {
+  using A = NodeAction;
+  return std::visit(
+      Overloaded{
+          [](const A::PersistState&) { return "saving the agent's state"; },
+          [](const A::RemoveConfig&) { return "removing replicator.yaml"; },
+          [](const A::CleanVolume&) { return "cleaning the volume"; },
+          [](const A::WritePrerestore&) { return "writing replicator.prerestore"; },
+          [](const A::PlaceLink&) { return "placing a restore link"; },
+          [](const A::PlaceNoCheckpoint&) { return "placing the no-checkpoint marker"; },
+          [](const A::WriteMeta&) { return "writing a .meta file"; },
+          [](const A::RemoveOtherMetas&) { return "removing old .meta files"; },
+          [](const A::RecordGeneration&) { return "recording a generation"; },
+          [](const A::ForgetGenerations&) { return "removing old generation records"; },
+          [](const A::WriteError&) { return "writing replicator.errors"; },
+          [](const A::WriteFailed&) { return "writing replicator.failed"; },
+          [](const A::Stage&) { return "taking a save from the volume"; },
+          [](const auto&) { return "an action"; },
+      },
+      action);
+}
+
+// The task that an action would start.
+std::optional<TaskId> TaskOf(const NodeAction::Any& action) {
+  using A = NodeAction;
+  return std::visit(Overloaded{
+                        [](const A::Stage& a) { return std::optional(a.task); },
+                        [](const A::Pull& a) { return std::optional(a.task); },
+                        [](const A::Verify& a) { return std::optional(a.task); },
+                        [](const A::DeleteShards& a) { return std::optional(a.task); },
+                        [](const auto&) { return std::optional<TaskId>(); },
+                    },
+                    action);
+}
+
+bool HasTensorStore(const Manifest& manifest) {
+  for (const ManifestEntry& e : manifest.entries) {
+    if (e.path.ends_with("manifest.ocdbt")) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+NodeHost::NodeHost(Parts parts, NodeOptions options)
+    : parts_(std::move(parts)), machine_(options), options_(std::move(options)) {}
+
+NodeHost::~NodeHost() {
+  watch_.reset();
+  half_made_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [id, task] : tasks_) task.cancelled->store(true);
+  }
+  ordered_.reset();       // may still start tasks
+  task_threads_.reset();  // cancelled tasks end soon
+}
+
+Status NodeHost::Start() {
+  NodeEvent::Started started;
+  auto bytes = parts_.state_dir->ReadSmallFile(kStateFile, kStateBytesMax);
+  if (bytes.ok()) {
+    auto state = DecodeNodeState(*bytes);
+    if (!state.ok()) {
+      return state.error().With(fmt::format(
+          "the agent's state ({} in the state directory) can't be read; move it away to start "
+          "afresh: checkpoints in RAM are kept",
+          kStateFile));
+    }
+    started.state = std::move(*state);
+  } else if (bytes.error().code() != Code::kNotFound) {
+    return bytes.error();
+  }
+  if (!started.state.config_text().empty()) {
+    auto parsed = ParseReplicatorConfig(started.state.config_text(), parts_.environment);
+    if (parsed.ok()) started.config = std::move(parsed->config);
+  }
+  started.inventory = InventoryOf(*parts_.store);
+  started.staged = parts_.store->Staged();
+  started.jax_init = parts_.volume->ReadJaxInit().value_or("");
+
+  task_threads_ = std::make_unique<WorkerPool>(kTaskThreads);
+  ordered_ = std::make_unique<OrderedQueue>();
+  // Watched before anything is looked at: what comes later is reported, what was there is scanned.
+  TK_ASSIGN_OR_RETURN(
+      watch_, DirWatch::Start(parts_.volume_path, [this](const DirChange& c) { OnChange(c); }));
+  Post(std::move(started));
+  ordered_->Submit([this] { ReadConfigNow(); });
+  return OkStatus();
+}
+
+void NodeHost::RequestStop(std::function<void()> done) {
+  stopped_ = std::move(done);
+  Dispatch(NodeEvent::StopRequested{});
+}
+
+void NodeHost::Post(NodeEvent::Any event) {
+  parts_.loop->Post([this, event = std::move(event)] { Dispatch(event); });
+}
+
+void NodeHost::Dispatch(const NodeEvent::Any& event) {
+  Observe(event);
+  NodeActions actions = machine_.Step(parts_.clock->Now(), event);
+  NodeActions ordered;
+  for (NodeAction::Any& action : actions) {
+    ObserveAction(action);
+    if (const auto* set = std::get_if<NodeAction::SetTimer>(&action)) {
+      parts_.loop->SetTimer({kTimerOwner, set->timer}, set->at,
+                            [this, timer = set->timer] { Dispatch(NodeEvent::TimerFired{timer}); });
+    } else if (const auto* cancel = std::get_if<NodeAction::CancelTimer>(&action)) {
+      parts_.loop->CancelTimer({kTimerOwner, cancel->timer});
+    } else if (const auto* task = std::get_if<NodeAction::CancelTask>(&action)) {
+      Flag(task->task)->store(true);
+    } else {
+      ordered.push_back(std::move(action));
+    }
+  }
+  if (ordered.empty()) return;
+  ordered_->Submit([this, batch = std::move(ordered)] { RunBatch(batch); });
+}
+
+void NodeHost::Observe(const NodeEvent::Any& event) {
+  const Instant now = parts_.clock->Now();
+  if (const auto* seen = std::get_if<NodeEvent::ConfigSeen>(&event)) {
+    if (seen->parsed && seen->parsed->ok()) {
+      const JobConfig& c = (*seen->parsed)->config;
+      parts_.log_context->SetNode(c.job, c.rank, c.world.nodes);
+      framework_ = FrameworkName(c.world.framework);
+      times_ = RestoreTimes{};
+      times_.yaml_seen = now;
+    }
+  } else if (const auto* started = std::get_if<NodeEvent::Started>(&event)) {
+    if (started->config) {
+      const JobConfig& c = *started->config;
+      parts_.log_context->SetNode(c.job, c.rank, c.world.nodes);
+      framework_ = FrameworkName(c.world.framework);
+    }
+  } else if (const auto* received = std::get_if<NodeEvent::Received>(&event)) {
+    if (received->message.has_restore() && times_.yaml_seen) {
+      times_.to_decision = now - *times_.yaml_seen;
+    }
+  } else if (const auto* pulled = std::get_if<NodeEvent::Pulled>(&event)) {
+    parts_.metrics->ObserveOperation("CheckpointReplication", framework_, pulled->status,
+                                     pulled->took);
+  }
+}
+
+void NodeHost::ObserveAction(const NodeAction::Any& action) {
+  const Instant now = parts_.clock->Now();
+  if (const auto* stage = std::get_if<NodeAction::Stage>(&action)) {
+    save_started_.emplace(stage->identity.save, now);
+  } else if (const auto* record = std::get_if<NodeAction::RecordGeneration>(&action)) {
+    last_commit_at_ = now;
+    const auto it = save_started_.find(FromProto(record->record.save()));
+    if (it == save_started_.end()) return;
+    parts_.metrics->ObserveOperation("CheckpointReplicationTotal", framework_, OkStatus(),
+                                     now - it->second);
+    // Older ones were dropped; they never end any more.
+    save_started_.erase(save_started_.begin(), std::next(it));
+  } else if (const auto* send = std::get_if<NodeAction::Send>(&action)) {
+    if (send->message.has_restore_prepared() && times_.yaml_seen) {
+      times_.to_prepared = now - *times_.yaml_seen;
+      times_.bytes_pulled = send->message.restore_prepared().bytes_pulled();
+    }
+  } else if (std::holds_alternative<NodeAction::WritePrerestore>(action) && times_.yaml_seen) {
+    times_.to_release = now - *times_.yaml_seen;
+    parts_.metrics->ObserveOperation("CheckpointRestore", framework_, OkStatus(),
+                                     *times_.to_release);
+  }
+}
+
+void NodeHost::RunBatch(const NodeActions& actions) {
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const Status done = Carry(actions[i]);
+    if (done.ok()) continue;
+    const std::string name = ActionName(actions[i]);
+    parts_.logger.Error("{} failed: {}", name, done.error().ToString());
+    NodeEvent::BatchFailed failed{name, done.error(), {}};
+    for (const NodeAction::Any& skipped : std::span(actions).subspan(i)) {
+      if (const auto task = TaskOf(skipped)) failed.skipped.push_back(*task);
+    }
+    Post(std::move(failed));
+    return;
+  }
+}
+
+Status NodeHost::Carry(const NodeAction::Any& action) {
+  using A = NodeAction;
+  const auto on_loop = [this](std::function<void()> work) {
+    parts_.loop->Post(std::move(work));
+    return OkStatus();
+  };
+  return std::visit(
+      Overloaded{
+          [&](const A::PersistState& a) -> Status {
+            TK_ASSIGN_OR_RETURN(const std::string bytes, EncodeNodeState(a.state));
+            return parts_.state_dir->WriteFileAtomically(kStateFile, bytes, 0600);
+          },
+          [&](const A::RemoveConfig& a) { return parts_.volume->RemoveConfig(a.file_id); },
+          [&](const A::ReadConfig&) {
+            ReadConfigNow();
+            return OkStatus();
+          },
+          [&](const A::CleanVolume& a) { return CleanVolume(a); },
+          [&](const A::StartWatchingSaves& a) {
+            watching_saves_ = true;
+            save_framework_ = a.framework;
+            save_job_ = a.job;
+            ScanSaves();
+            return OkStatus();
+          },
+          [&](const A::LocateCoordinator& a) {
+            return on_loop([this, a] { parts_.control->Locate(a.job); });
+          },
+          [&](const A::BecomeCoordinator& a) {
+            return on_loop(
+                [this, a] { parts_.control->BecomeCoordinator(a.settings, a.gather_deadline); });
+          },
+          [&](const A::Connect& a) {
+            return on_loop([this, a] { parts_.control->Connect({a.host, a.port}, a.local); });
+          },
+          [&](const A::Disconnect&) { return on_loop([this] { parts_.control->Disconnect(); }); },
+          [&](const A::Send& a) { return on_loop([this, a] { parts_.control->Send(a.message); }); },
+          [&](const A::WritePrerestore& a) { return parts_.volume->WritePrerestore(a.step, ""); },
+          [&](const A::PlaceLink& a) -> Status {
+            const auto held = parts_.store->Find(a.digest);
+            if (!held) return Error(Code::kNotFound, "shard " + a.digest.Hex() + " is gone");
+            TK_RETURN_IF_ERROR(parts_.store->LinkIntoVolume(a.digest));
+            return parts_.volume->PlaceRestoreLink(a.name, held->volume_name);
+          },
+          [&](const A::PlaceNoCheckpoint& a) {
+            return parts_.volume->PlaceNoCheckpointMarker(a.name);
+          },
+          [&](const A::WriteMeta& a) { return parts_.volume->WriteMeta(a.name, a.h); },
+          [&](const A::RemoveOtherMetas& a) { return parts_.volume->RemoveOtherMetas(a.keep); },
+          [&](const A::RecordGeneration& a) { return parts_.store->WriteGeneration(a.record); },
+          [&](const A::ForgetGenerations& a) { return ForgetGenerations(a); },
+          [&](const A::WriteError& a) { return parts_.volume->AppendError(a.text); },
+          [&](const A::WriteFailed& a) { return parts_.volume->AppendFailed(a.text); },
+          [&](const A::LogText& a) {
+            parts_.logger.WriteText(a.severity, a.text, std::source_location::current());
+            return OkStatus();
+          },
+          [&](const A::UseMembers& a) {
+            const std::lock_guard lock(mutex_);
+            peers_.clear();
+            for (const control::Member& m : a.members) {
+              peers_[m.node()] = {{m.data().host(), static_cast<uint16_t>(m.data().port())},
+                                  m.data_token()};
+            }
+            return OkStatus();
+          },
+          [&](const A::ExitNow&) {
+            return on_loop([this] {
+              if (stopped_) stopped_();
+            });
+          },
+          [&](const A::Stage& a) { return StartStage(a); },
+          [&](const A::Pull& a) {
+            StartPull(a);
+            return OkStatus();
+          },
+          [&](const A::Verify& a) {
+            StartVerify(a);
+            return OkStatus();
+          },
+          [&](const A::DeleteShards& a) {
+            StartDelete(a);
+            return OkStatus();
+          },
+          // Carried out by Dispatch, at once.
+          [&](const A::SetTimer&) { return OkStatus(); },
+          [&](const A::CancelTimer&) { return OkStatus(); },
+          [&](const A::CancelTask&) { return OkStatus(); },
+      },
+      action);
+}
+
+Status NodeHost::CleanVolume(const NodeAction::CleanVolume& action) {
+  watching_saves_ = false;
+  half_made_.clear();
+  reported_inodes_.clear();
+  // A job whose agent lost its memory: its saves stand below every run that is known.
+  const RunId run = action.run.none() ? RunId{1, {}} : action.run;
+  NodeEvent::VolumeCleaned cleaned;
+  TK_ASSIGN_OR_RETURN(const std::vector<FoundSave> saves,
+                      parts_.volume->ListSaves(action.config.world.framework, action.config.job,
+                                               SaveScan::kAnyDirectory));
+  for (const FoundSave& save : saves) {
+    uint32_t occurrence = 1;
+    for (const control::SaveKey& known : action.state.saves()) {
+      if (known.step() == save.step) occurrence = known.occurrence() + 1;
+    }
+    const std::string name =
+        StagedName({{run, save.step, occurrence}, action.config.rank, save.worker});
+    const Status taken = parts_.stager->Take(save.name, name);
+    if (taken.ok()) {
+      cleaned.adopted.push_back(name);
+    } else {
+      parts_.logger.Warning("step {} left in the volume was not taken over: {}", save.step,
+                            taken.error().ToString());
+    }
+  }
+  TK_RETURN_IF_ERROR(parts_.volume->Clean({}));
+  Post(std::move(cleaned));
+  return OkStatus();
+}
+
+Status NodeHost::ForgetGenerations(const NodeAction::ForgetGenerations& action) {
+  for (const control::GenerationRecord& record : parts_.store->Generations()) {
+    if (record.job() != action.job) continue;
+    if (action.keep && GenerationIdOf(record) == *action.keep) continue;
+    TK_RETURN_IF_ERROR(parts_.store->DeleteGeneration(record));
+  }
+  return OkStatus();
+}
+
+std::shared_ptr<std::atomic<bool>> NodeHost::Flag(TaskId task) {
+  const std::lock_guard lock(mutex_);
+  Task& t = tasks_[task];
+  if (!t.cancelled) t.cancelled = std::make_shared<std::atomic<bool>>(false);
+  return t.cancelled;
+}
+
+void NodeHost::EndTask(TaskId task) {
+  const std::lock_guard lock(mutex_);
+  tasks_.erase(task);
+}
+
+Status NodeHost::StartStage(const NodeAction::Stage& action) {
+  // The rename happens here, in order; the hashing beside everything else.
+  if (!action.name.empty()) {
+    if (const Status taken = parts_.stager->Take(action.name, action.staged_name); !taken.ok()) {
+      Post(NodeEvent::StageFailed{action.task, taken.error()});
+      return OkStatus();
+    }
+  }
+  task_threads_->Submit([this, action, flag = Flag(action.task)] {
+    auto staged = parts_.stager->HashAndAdopt(action.staged_name, action.identity, flag.get());
+    EndTask(action.task);
+    if (!staged.ok()) {
+      Post(NodeEvent::StageFailed{action.task, staged.error()});
+      return;
+    }
+    parts_.metrics->ObserveHashing(HasTensorStore(staged->manifest), staged->hash_time);
+    const auto held = parts_.store->Find(staged->digest);
+    if (!held) {
+      Post(NodeEvent::StageFailed{action.task, Error(Code::kNotFound, "the staged shard is gone")});
+      return;
+    }
+    ShardSummary summary = SummaryOf(*held->manifest, *held->encoded);
+    summary.suspect = held->suspect;
+    Post(NodeEvent::Staged{action.task, ToProto(summary)});
+  });
+  return OkStatus();
+}
+
+void NodeHost::StartPull(const NodeAction::Pull& action) {
+  task_threads_->Submit([this, action, flag = Flag(action.task)] {
+    PullRequest request;
+    request.digest = FixedFromProto<Blake3>(action.wanted.shard().digest());
+    using Why = NodeAction::Pull::Why;
+    request.priority = action.why == Why::kRestore     ? PullPriority::kRestore
+                       : action.why == Why::kReplicate ? PullPriority::kReplicate
+                                                       : PullPriority::kRebuild;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const std::string& node : action.wanted.nodes()) {
+        const auto peer = peers_.find(node);
+        if (peer == peers_.end() || node == options_.node_name) continue;
+        request.sources.push_back({node, peer->second.address, peer->second.token});
+      }
+    }
+    PullResult result = parts_.puller->Pull(request, flag.get());
+    EndTask(action.task);
+    Post(NodeEvent::Pulled{action.task, request.digest, std::move(result.status),
+                           result.bytes_pulled, std::move(result.bad_sources), result.took});
+  });
+}
+
+void NodeHost::StartVerify(const NodeAction::Verify& action) {
+  task_threads_->Submit([this, action, flag = Flag(action.task)] {
+    const Instant begin = parts_.clock->Now();
+    VerifyResult result = parts_.store->Verify(action.digest, flag.get());
+    EndTask(action.task);
+    Post(NodeEvent::Verified{action.task, action.digest, result.ok, std::move(result.problem),
+                             parts_.clock->Now() - begin});
+  });
+}
+
+void NodeHost::StartDelete(const NodeAction::DeleteShards& action) {
+  task_threads_->Submit([this, action] {
+    for (const Blake3& digest : action.digests) {
+      if (const Status s = parts_.store->Delete(digest); !s.ok()) {
+        parts_.logger.Error("shard {} could not be deleted: {}", digest.Hex(),
+                            s.error().ToString());
+      }
+    }
+    for (const std::string& name : action.staged) {
+      if (const Status s = parts_.store->DeleteStaged(name); !s.ok()) {
+        parts_.logger.Error("staged save {} could not be deleted: {}", name, s.error().ToString());
+      }
+    }
+    EndTask(action.task);
+    Post(NodeEvent::Deleted{action.task});
+  });
+}
+
+void NodeHost::OnChange(const DirChange& change) {
+  using Kind = DirChange::Kind;
+  if (change.kind == Kind::kOverflow) {
+    ordered_->Submit([this] {
+      ReadConfigNow();
+      ReadJaxInit();
+      if (watching_saves_) ScanSaves();
+    });
+    return;
+  }
+  if (change.name == kConfigName) {
+    // One made in place is read when its writer closes it.
+    if (change.kind != Kind::kCreated) ordered_->Submit([this] { ReadConfigNow(); });
+  } else if (change.name == kJaxInitName) {
+    if (change.kind == Kind::kMovedIn || change.kind == Kind::kWritten) {
+      ordered_->Submit([this] { ReadJaxInit(); });
+    }
+  } else if (change.kind != Kind::kGone) {
+    const bool in_place = change.kind == Kind::kCreated;
+    ordered_->Submit([this, name = change.name, in_place] { ReportSave(name, in_place); });
+  }
+}
+
+void NodeHost::ReadConfigNow() {
+  auto file = parts_.volume->ReadConfig();
+  if (!file.ok()) {
+    if (file.error().code() != Code::kInvalidArgument) {
+      parts_.logger.Error("replicator.yaml can't be read: {}", file.error().ToString());
+      return;
+    }
+    // Not a file that a client writes: out of the way, and said where a client looks.
+    parts_.logger.Error("replicator.yaml was removed: {}", file.error().message());
+    for (const Status& s :
+         {parts_.volume->AppendFailed(file.error().message()), parts_.volume->RemoveConfig("")}) {
+      if (!s.ok()) parts_.logger.Error("{}", s.error().ToString());
+    }
+    return;
+  }
+  if (!*file) {
+    Post(NodeEvent::ConfigGone{});
+    return;
+  }
+  NodeEvent::ConfigSeen seen{(*file)->text, (*file)->id, std::nullopt};
+  if (!seen.text.empty()) seen.parsed = ParseReplicatorConfig(seen.text, parts_.environment);
+  Post(std::move(seen));
+}
+
+void NodeHost::ReadJaxInit() {
+  if (auto text = parts_.volume->ReadJaxInit()) Post(NodeEvent::JaxInitChanged{std::move(*text)});
+}
+
+void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
+  if (!watching_saves_) return;  // the scan finds it later
+  FoundSave save;
+  save.name = name;
+  if (save_framework_ == Framework::kPytorch) {
+    const auto worker = ParseWorkerName(name, ".save");
+    if (!worker || worker->job != save_job_ || made_in_place) return;
+    save.step = worker->step;
+    save.worker = worker->worker;
+  } else {
+    const auto step = ParseStepName(name);
+    if (!step) return;
+    save.step = *step;
+  }
+  const auto stat = parts_.store->client().Stat(name);
+  const FileType wanted =
+      save_framework_ == Framework::kPytorch ? FileType::kFile : FileType::kDirectory;
+  if (!stat.ok() || stat->type != wanted) return;  // gone again, or a link: never a save
+  if (made_in_place) {
+    // Counts once commit_success.txt is in it, which only a watch inside can tell.
+    if (save_framework_ != Framework::kOrbax) return;
+    const bool complete =
+        parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok();
+    if (!complete) {
+      auto inner =
+          DirWatch::Start(parts_.volume_path + "/" + name, [this, name](const DirChange& change) {
+            if (change.name == kCommitSuccessName && change.kind != DirChange::Kind::kGone) {
+              ordered_->Submit([this, name] { ReportSave(name, true); });
+            }
+          });
+      if (inner.ok()) {
+        half_made_[name] = std::move(*inner);
+        // It may have been finished before the watch began.
+        if (!parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok()) return;
+      } else {
+        return;
+      }
+    }
+  }
+  half_made_.erase(name);
+  if (!reported_inodes_.insert(stat->inode).second) return;
+  Post(NodeEvent::SaveSeen{save.name, save.step, save.worker});
+}
+
+void NodeHost::ScanSaves() {
+  auto saves = parts_.volume->ListSaves(save_framework_, save_job_);
+  if (!saves.ok()) {
+    parts_.logger.Error("the volume can't be listed: {}", saves.error().ToString());
+    return;
+  }
+  for (const FoundSave& save : *saves) ReportSave(save.name, false);
+}
+
+}  // namespace tierkeep

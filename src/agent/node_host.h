@@ -1,0 +1,130 @@
+// Runs the node machine: feeds it what happens on the volume, the store and the control side, and
+// carries out its actions. Holds no policy.
+//
+// Order: ordered actions run on one thread of their own, batch after batch; the rest of a batch is
+// skipped when one fails (core/events.h). Timers and cancellations act at once, on the loop.
+// Threads: the loop's, except where said.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "agent/control_plane.h"
+#include "agent/event_loop.h"
+#include "agent/metrics.h"
+#include "agent/ordered_queue.h"
+#include "base/log.h"
+#include "base/log_sinks.h"
+#include "core/node.h"
+#include "io/dir_watch.h"
+#include "tiers/peer/puller.h"
+#include "tiers/ram/stager.h"
+#include "tiers/ram/store.h"
+#include "tiers/ram/volume.h"
+#include "tiers/worker_pool.h"
+
+namespace tierkeep {
+
+// Durations of the last restore as this node saw them, for status and the demo's table.
+struct RestoreTimes {
+  std::optional<Instant> yaml_seen;
+  std::optional<Duration> to_decision;  // yaml → the coordinator's choice arrived
+  std::optional<Duration> to_prepared;  // → everything verified here
+  std::optional<Duration> to_release;   // → links placed
+  uint64_t bytes_pulled = 0;
+};
+
+class NodeHost {
+ public:
+  struct Parts {
+    EventLoop* loop;
+    Clock* clock;
+    Metrics* metrics;
+    Store* store;
+    Stager* stager;
+    Volume* volume;
+    Puller* puller;
+    ControlPlane* control;
+    Dir* state_dir;
+    std::shared_ptr<LogContext> log_context;
+    Logger logger;
+    EnvironmentLookup environment;
+    std::string volume_path;  // <mount>/client, to watch
+  };
+
+  NodeHost(Parts parts, NodeOptions options);
+  ~NodeHost();
+
+  // Reads the persisted state, starts watching, sends Started. Any thread, once.
+  Status Start();
+  // Events of the control side and SIGTERM.
+  void Dispatch(const NodeEvent::Any& event);
+  void RequestStop(std::function<void()> done);
+
+  NodeStatus status() const { return machine_.status(); }
+  const RestoreTimes& restore_times() const { return times_; }
+  std::optional<Instant> last_commit_at() const { return last_commit_at_; }
+
+ private:
+  struct Task {
+    std::shared_ptr<std::atomic<bool>> cancelled;
+  };
+  struct Peer {
+    HostPort address;
+    std::string token;
+  };
+
+  void Observe(const NodeEvent::Any& event);
+  void ObserveAction(const NodeAction::Any& action);
+  void Post(NodeEvent::Any event);  // any thread
+  // Ordered actions and starts of tasks, on the ordered thread.
+  void RunBatch(const NodeActions& actions);
+  Status Carry(const NodeAction::Any& action);
+  Status CleanVolume(const NodeAction::CleanVolume& action);
+  Status ForgetGenerations(const NodeAction::ForgetGenerations& action);
+  Status StartStage(const NodeAction::Stage& action);
+  void StartPull(const NodeAction::Pull& action);
+  void StartVerify(const NodeAction::Verify& action);
+  void StartDelete(const NodeAction::DeleteShards& action);
+  std::shared_ptr<std::atomic<bool>> Flag(TaskId task);  // any thread
+  void EndTask(TaskId task);
+
+  // The volume's watch. OnChange runs on the watch's thread, the others on the ordered one.
+  void OnChange(const DirChange& change);
+  void ReadConfigNow();
+  void ReadJaxInit();
+  void ReportSave(const std::string& name, bool made_in_place);
+  void ScanSaves();
+
+  Parts parts_;
+  NodeMachine machine_;
+  NodeOptions options_;
+  RestoreTimes times_;
+  std::map<SaveKey, Instant> save_started_;
+  std::optional<Instant> last_commit_at_;
+  std::string framework_;  // label of metrics
+  std::function<void()> stopped_;
+
+  std::mutex mutex_;  // of tasks_ and peers_
+  std::map<TaskId, Task> tasks_;
+  std::map<std::string, Peer> peers_;  // by node name
+
+  // Ordered thread only.
+  bool watching_saves_ = false;
+  Framework save_framework_ = Framework::kOrbax;
+  std::string save_job_;
+  Rank save_rank_ = 0;
+  std::set<uint64_t> reported_inodes_;  // saves told to the machine: each once
+  std::map<std::string, std::unique_ptr<DirWatch>> half_made_;  // steps made by mkdir in place
+
+  std::unique_ptr<WorkerPool> task_threads_;
+  std::unique_ptr<OrderedQueue> ordered_;
+  std::unique_ptr<DirWatch> watch_;  // last: its callback uses all above
+};
+
+}  // namespace tierkeep
