@@ -1,9 +1,9 @@
 // What goes into and comes out of the two machines of the core, as plain data.
 //
-// Actions of one Step run in order. Ordered actions (files, sends, timers) are carried out one after
-// the other; if one fails, the rest of that Step's actions are skipped and BatchFailed comes back.
-// Tasks (Stage, Pull, Verify, Delete) are started in order, run beside everything else, and end in
-// exactly one event with their task id, also when cancelled.
+// Actions of one Step run in order. Ordered actions (files, sends, timers) are carried out one
+// after the other; if one fails, the rest of that Step's actions are skipped and BatchFailed comes
+// back. Tasks (Stage, Pull, Verify, Delete) are started in order, run beside everything else, and
+// end in exactly one event with their task id, also when cancelled.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "base/time.h"
+#include "control.pb.h"
 #include "format/manifest.h"
 #include "format/replicator_config.h"
 #include "format/volume_names.h"
-#include "control.pb.h"
 
 namespace tierkeep {
 
@@ -48,18 +48,40 @@ struct NodeEvent {
     std::string file_id;
     std::optional<Result<ParsedConfig>> parsed;
   };
-  struct ConfigGone {};                       // the client took it away, or we removed it
-  struct JaxInitChanged { std::string text; };
-  struct SaveSeen { std::string name; Step step = 0; Worker worker = 0; };
+  struct ConfigGone {};  // the client took it away, or we removed it
+  struct JaxInitChanged {
+    std::string text;
+  };
+  struct SaveSeen {
+    std::string name;
+    Step step = 0;
+    Worker worker = 0;
+  };
   // Answer to CleanVolume: saves that were taken over on the way, as staged names.
-  struct VolumeCleaned { std::vector<std::string> adopted; };
-  struct CoordinatorLocated { std::optional<control::RendezvousRecord> record; };
-  struct LocateFailed { Error error; };
+  struct VolumeCleaned {
+    std::vector<std::string> adopted;
+  };
+  struct CoordinatorLocated {
+    std::optional<control::RendezvousRecord> record;
+  };
+  struct LocateFailed {
+    Error error;
+  };
   struct CoordinatorConnected {};
-  struct CoordinatorLost { Error error; };    // also when connecting failed
-  struct Received { control::Envelope message; };
-  struct Staged { TaskId task = 0; control::ShardInfo shard; };
-  struct StageFailed { TaskId task = 0; Error error; };
+  struct CoordinatorLost {
+    Error error;
+  };  // also when connecting failed
+  struct Received {
+    control::Envelope message;
+  };
+  struct Staged {
+    TaskId task = 0;
+    control::ShardInfo shard;
+  };
+  struct StageFailed {
+    TaskId task = 0;
+    Error error;
+  };
   struct Pulled {
     TaskId task = 0;
     Blake3 digest;
@@ -68,13 +90,27 @@ struct NodeEvent {
     std::vector<std::string> bad_sources;
     Duration took{};
   };
-  struct Verified { TaskId task = 0; Blake3 digest; bool ok = false; std::string problem; Duration took{}; };
-  struct Deleted { TaskId task = 0; };
-  struct TimerFired { TimerId timer = 0; };
+  struct Verified {
+    TaskId task = 0;
+    Blake3 digest;
+    bool ok = false;
+    std::string problem;
+    Duration took{};
+  };
+  struct Deleted {
+    TaskId task = 0;
+  };
+  struct TimerFired {
+    TimerId timer = 0;
+  };
   // The name of the action that failed, and the tasks of that Step that were not started because of
   // it: those end in no other event.
-  struct BatchFailed { std::string action; Error error; std::vector<TaskId> skipped; };
-  struct StopRequested {};                    // SIGTERM: leave in order
+  struct BatchFailed {
+    std::string action;
+    Error error;
+    std::vector<TaskId> skipped;
+  };
+  struct StopRequested {};  // SIGTERM: leave in order
   using Any = std::variant<Started, ConfigSeen, ConfigGone, JaxInitChanged, SaveSeen, VolumeCleaned,
                            CoordinatorLocated, LocateFailed, CoordinatorConnected, CoordinatorLost,
                            Received, Staged, StageFailed, Pulled, Verified, Deleted, TimerFired,
@@ -83,77 +119,182 @@ struct NodeEvent {
 
 struct NodeAction {
   // -- ordered
-  struct PersistState { control::NodeState state; };
+  struct PersistState {
+    control::NodeState state;
+  };
   // Removes the yaml if it is still that file.
-  struct RemoveConfig { std::string file_id; };
+  struct RemoveConfig {
+    std::string file_id;
+  };
   struct ReadConfig {};  // read it again now → ConfigSeen or ConfigGone
   // Takes complete saves over into staged/ under `run` (names by format/store_names.h, occurrence
   // from `saves`, ordinals follow), then cleans the volume. → VolumeCleaned.
-  struct CleanVolume { RunId run; JobConfig config; control::NodeState state; };
-  struct StartWatchingSaves { Framework framework; std::string job; };  // then scans → SaveSeen
-  struct LocateCoordinator { std::string job; };
+  struct CleanVolume {
+    RunId run;
+    JobConfig config;
+    control::NodeState state;
+  };
+  struct StartWatchingSaves {
+    Framework framework;
+    std::string job;
+  };  // then scans → SaveSeen
+  struct LocateCoordinator {
+    std::string job;
+  };
   // This agent becomes the job's coordinator (its CoordinatorMachine is made, if there is none).
-  struct BecomeCoordinator { control::JobSettings settings; Duration gather_deadline; };
-  struct Connect { std::string host; uint16_t port = 0; bool local = false; };
+  struct BecomeCoordinator {
+    control::JobSettings settings;
+    Duration gather_deadline;
+  };
+  struct Connect {
+    std::string host;
+    uint16_t port = 0;
+    bool local = false;
+  };
   struct Disconnect {};
-  struct Send { control::Envelope message; };
-  struct WritePrerestore { std::optional<Step> step; };
-  struct PlaceLink { WorkerName name; Blake3 digest; };  // H.data tree, then the .restore link
-  struct PlaceNoCheckpoint { WorkerName name; };
-  struct WriteMeta { WorkerName name; std::string h; };
-  struct RemoveOtherMetas { std::vector<WorkerName> keep; };
-  struct RecordGeneration { control::GenerationRecord record; };
-  struct ForgetGenerations { std::string job; std::optional<GenerationId> keep; };
-  struct WriteError { std::string text; };   // replicator.errors
-  struct WriteFailed { std::string text; };  // replicator.failed too: only before the release
-  struct SetTimer { TimerId timer = 0; Instant at; };
-  struct CancelTimer { TimerId timer = 0; };
-  struct LogText { Severity severity; std::string text; };
+  struct Send {
+    control::Envelope message;
+  };
+  struct WritePrerestore {
+    std::optional<Step> step;
+  };
+  struct PlaceLink {
+    WorkerName name;
+    Blake3 digest;
+  };  // H.data tree, then the .restore link
+  struct PlaceNoCheckpoint {
+    WorkerName name;
+  };
+  struct WriteMeta {
+    WorkerName name;
+    std::string h;
+  };
+  struct RemoveOtherMetas {
+    std::vector<WorkerName> keep;
+  };
+  struct RecordGeneration {
+    control::GenerationRecord record;
+  };
+  struct ForgetGenerations {
+    std::string job;
+    std::optional<GenerationId> keep;
+  };
+  struct WriteError {
+    std::string text;
+  };  // replicator.errors
+  struct WriteFailed {
+    std::string text;
+  };  // replicator.failed too: only before the release
+  struct SetTimer {
+    TimerId timer = 0;
+    Instant at;
+  };
+  struct CancelTimer {
+    TimerId timer = 0;
+  };
+  struct LogText {
+    Severity severity;
+    std::string text;
+  };
   // Names and addresses of members, tokens for the data ports: for Pull's sources and for status.
-  struct UseMembers { std::vector<control::Member> members; };
+  struct UseMembers {
+    std::vector<control::Member> members;
+  };
   struct ExitNow {};  // answer to StopRequested when all is in order
   // -- tasks
   // `name` empty: the staged directory is already there (taken over before).
-  struct Stage { TaskId task = 0; std::string name; std::string staged_name; ShardIdentity identity; };
-  struct Pull { TaskId task = 0; control::SourceList wanted; enum class Why : uint8_t { kRestore, kReplicate, kRebuild } why; };
-  struct Verify { TaskId task = 0; Blake3 digest; };
-  struct DeleteShards { TaskId task = 0; std::vector<Blake3> digests; std::vector<std::string> staged; };
-  struct CancelTask { TaskId task = 0; };
-  using Any = std::variant<PersistState, RemoveConfig, ReadConfig, CleanVolume, StartWatchingSaves,
-                           LocateCoordinator, BecomeCoordinator, Connect, Disconnect, Send,
-                           WritePrerestore, PlaceLink, PlaceNoCheckpoint, WriteMeta, RemoveOtherMetas,
-                           RecordGeneration, ForgetGenerations, WriteError, WriteFailed, SetTimer,
-                           CancelTimer, LogText, UseMembers, ExitNow, Stage, Pull, Verify,
-                           DeleteShards, CancelTask>;
+  struct Stage {
+    TaskId task = 0;
+    std::string name;
+    std::string staged_name;
+    ShardIdentity identity;
+  };
+  struct Pull {
+    TaskId task = 0;
+    control::SourceList wanted;
+    enum class Why : uint8_t { kRestore, kReplicate, kRebuild } why;
+  };
+  struct Verify {
+    TaskId task = 0;
+    Blake3 digest;
+  };
+  struct DeleteShards {
+    TaskId task = 0;
+    std::vector<Blake3> digests;
+    std::vector<std::string> staged;
+  };
+  struct CancelTask {
+    TaskId task = 0;
+  };
+  using Any =
+      std::variant<PersistState, RemoveConfig, ReadConfig, CleanVolume, StartWatchingSaves,
+                   LocateCoordinator, BecomeCoordinator, Connect, Disconnect, Send, WritePrerestore,
+                   PlaceLink, PlaceNoCheckpoint, WriteMeta, RemoveOtherMetas, RecordGeneration,
+                   ForgetGenerations, WriteError, WriteFailed, SetTimer, CancelTimer, LogText,
+                   UseMembers, ExitNow, Stage, Pull, Verify, DeleteShards, CancelTask>;
 };
 using NodeActions = std::vector<NodeAction::Any>;
 
 // ---- the coordinator machine -----------------------------------------------------------------
 
-using ConnectionId = uint64_t;                         // of the agent's control network
-inline constexpr ConnectionId kLocalConnection = 0;    // the node machine in the same process
+using ConnectionId = uint64_t;                       // of the agent's control network
+inline constexpr ConnectionId kLocalConnection = 0;  // the node machine in the same process
 
 struct CoordinatorEvent {
-  struct Started { WallTime wall; };
-  struct RendezvousRead { std::optional<control::RendezvousRecord> record; std::string version; };
-  struct RendezvousWritten { std::string version; };
-  struct RendezvousFailed { Error error; };            // kAborted: somebody else wrote; read again
-  struct Received { ConnectionId from = 0; control::Envelope message; };
-  struct Disconnected { ConnectionId from = 0; };
-  struct TimerFired { TimerId timer = 0; };
+  struct Started {
+    WallTime wall;
+  };
+  struct RendezvousRead {
+    std::optional<control::RendezvousRecord> record;
+    std::string version;
+  };
+  struct RendezvousWritten {
+    std::string version;
+  };
+  struct RendezvousFailed {
+    Error error;
+  };  // kAborted: somebody else wrote; read again
+  struct Received {
+    ConnectionId from = 0;
+    control::Envelope message;
+  };
+  struct Disconnected {
+    ConnectionId from = 0;
+  };
+  struct TimerFired {
+    TimerId timer = 0;
+  };
   using Any = std::variant<Started, RendezvousRead, RendezvousWritten, RendezvousFailed, Received,
                            Disconnected, TimerFired>;
 };
 
 struct CoordinatorAction {
   struct ReadRendezvous {};
-  struct WriteRendezvous { control::RendezvousRecord record; std::string expected_version; };
-  struct Send { ConnectionId to = 0; control::Envelope message; };
-  struct CloseConnection { ConnectionId connection = 0; };
-  struct SetTimer { TimerId timer = 0; Instant at; };
-  struct CancelTimer { TimerId timer = 0; };
-  struct LogText { Severity severity; std::string text; };
-  struct StandDown { std::string reason; };            // last action of this machine
+  struct WriteRendezvous {
+    control::RendezvousRecord record;
+    std::string expected_version;
+  };
+  struct Send {
+    ConnectionId to = 0;
+    control::Envelope message;
+  };
+  struct CloseConnection {
+    ConnectionId connection = 0;
+  };
+  struct SetTimer {
+    TimerId timer = 0;
+    Instant at;
+  };
+  struct CancelTimer {
+    TimerId timer = 0;
+  };
+  struct LogText {
+    Severity severity;
+    std::string text;
+  };
+  struct StandDown {
+    std::string reason;
+  };  // last action of this machine
   using Any = std::variant<ReadRendezvous, WriteRendezvous, Send, CloseConnection, SetTimer,
                            CancelTimer, LogText, StandDown>;
 };

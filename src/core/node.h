@@ -31,7 +31,8 @@ struct NodeOptions {
 
 // For `tierkeep status`: a snapshot, cheap enough to take on every request.
 struct NodeStatus {
-  std::string phase;  // idle, cleaning, locating, joining, restoring, prepared, running, failed, holder
+  std::string
+      phase;  // idle, cleaning, locating, joining, restoring, prepared, running, failed, holder
   std::optional<JobConfig> config;
   RunId run;
   Epoch epoch = 0;
@@ -39,7 +40,7 @@ struct NodeStatus {
   std::optional<control::GenerationRecord> committed;  // last recorded here
   std::optional<SaveKey> in_flight;                    // newest save staged but not committed
   std::vector<control::Member> members;
-  std::optional<control::JobStatus> job;               // as the coordinator last told
+  std::optional<control::JobStatus> job;  // as the coordinator last told
   std::string last_error;
   uint64_t commits = 0;
   uint64_t dropped_messages = 0;  // of another job, run or epoch

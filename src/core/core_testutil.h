@@ -1,0 +1,25 @@
+// Short ways to make shards, records and inventories in tests of the core.
+#pragma once
+
+#include <string>
+
+#include "control.pb.h"
+#include "format/ids.h"
+
+namespace tierkeep {
+
+Id128 TestId(uint64_t number);
+RunId TestRun(uint64_t sequence, uint64_t nonce = 0);
+
+struct TestShard {
+  SaveKey save;
+  Rank rank = 0;
+  Worker worker = 0;
+  uint64_t ordinal = 1;
+  WorldShape world;
+  uint64_t logical = 0;  // 0: none
+  uint64_t content = 0;  // tells apart shards that are otherwise the same
+};
+control::ShardInfo MakeShard(const TestShard& shard, const std::string& job = "job");
+
+}  // namespace tierkeep

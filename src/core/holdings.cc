@@ -1,0 +1,90 @@
+#include "core/holdings.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "format/messages.h"
+
+namespace tierkeep {
+
+Blake3 DigestOf(const control::ShardInfo& shard) { return FixedFromProto<Blake3>(shard.digest()); }
+
+void Holdings::SetNode(const std::string& node, const std::string& job,
+                       const control::Inventory& inventory) {
+  RemoveNode(node);
+  for (const auto& shard : inventory.shards()) {
+    if (shard.job() == job) Add(node, shard, shard.suspect() ? Copy::kSuspect : Copy::kVerified);
+  }
+  for (const auto& record : inventory.generations()) {
+    if (record.job() == job) records_[node].push_back(record);
+  }
+  if (!inventory.unreadable().empty()) {
+    unreadable_[node] = {inventory.unreadable().begin(), inventory.unreadable().end()};
+  }
+}
+
+void Holdings::RemoveNode(const std::string& node) {
+  const auto digests = std::move(by_node_[node]);
+  by_node_.erase(node);
+  for (const Blake3& digest : digests) RemoveCopy(node, digest);
+  records_.erase(node);
+  unreadable_.erase(node);
+}
+
+void Holdings::AddVerified(const std::string& node, const control::ShardInfo& shard) {
+  Add(node, shard, Copy::kVerified);
+}
+
+void Holdings::Add(const std::string& node, const control::ShardInfo& shard, Copy copy) {
+  const Blake3 digest = DigestOf(shard);
+  TK_CHECK(!digest.IsZero());
+  const auto [it, added] = shards_.emplace(digest, shard);
+  if (added) it->second.clear_suspect();
+  copies_[digest][node] = copy;
+  by_node_[node].insert(digest);
+}
+
+void Holdings::RemoveCopy(const std::string& node, const Blake3& digest) {
+  if (const auto own = by_node_.find(node); own != by_node_.end()) own->second.erase(digest);
+  const auto copies = copies_.find(digest);
+  if (copies == copies_.end()) return;
+  copies->second.erase(node);
+  if (!copies->second.empty()) return;
+  copies_.erase(copies);
+  shards_.erase(digest);
+}
+
+void Holdings::SetRecord(const std::string& node, const control::GenerationRecord& record) {
+  records_[node] = {record};
+}
+
+bool Holdings::Has(const std::string& node, const Blake3& digest) const {
+  const auto copies = copies_.find(digest);
+  return copies != copies_.end() && copies->second.count(node) != 0;
+}
+
+bool Holdings::HasVerified(const std::string& node, const Blake3& digest) const {
+  const auto copies = copies_.find(digest);
+  if (copies == copies_.end()) return false;
+  const auto copy = copies->second.find(node);
+  return copy != copies->second.end() && copy->second == Copy::kVerified;
+}
+
+std::vector<std::string> Holdings::HoldersOf(const Blake3& digest) const {
+  std::vector<std::string> verified;
+  std::vector<std::string> suspect;
+  const auto copies = copies_.find(digest);
+  if (copies == copies_.end()) return {};
+  for (const auto& [node, copy] : copies->second) {
+    (copy == Copy::kVerified ? verified : suspect).push_back(node);
+  }
+  verified.insert(verified.end(), suspect.begin(), suspect.end());
+  return verified;
+}
+
+const control::ShardInfo* Holdings::Find(const Blake3& digest) const {
+  const auto it = shards_.find(digest);
+  return it == shards_.end() ? nullptr : &it->second;
+}
+
+}  // namespace tierkeep

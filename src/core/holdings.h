@@ -1,0 +1,57 @@
+// Who in the job holds what, as the nodes told: the coordinator's picture of the cluster's stores.
+// A copy listed here may serve; it counts for a promise only while it isn't suspect.
+//
+// Threads: one.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/digest.h"
+#include "control.pb.h"
+
+namespace tierkeep {
+
+Blake3 DigestOf(const control::ShardInfo& shard);
+
+class Holdings {
+ public:
+  // Replaces all that is known of the node. Other jobs' shards are left out.
+  void SetNode(const std::string& node, const std::string& job,
+               const control::Inventory& inventory);
+  void RemoveNode(const std::string& node);
+  // The node holds this shard and has verified it.
+  void AddVerified(const std::string& node, const control::ShardInfo& shard);
+  void RemoveCopy(const std::string& node, const Blake3& digest);
+  // The node recorded this generation and forgot all others.
+  void SetRecord(const std::string& node, const control::GenerationRecord& record);
+
+  bool Has(const std::string& node, const Blake3& digest) const;
+  bool HasVerified(const std::string& node, const Blake3& digest) const;
+  // Names of all nodes with a copy, verified ones first, each part sorted.
+  std::vector<std::string> HoldersOf(const Blake3& digest) const;
+
+  // A digest's description, its `suspect` unset; null when nobody has it.
+  const control::ShardInfo* Find(const Blake3& digest) const;
+  const std::map<Blake3, control::ShardInfo>& shards() const { return shards_; }
+  const std::map<std::string, std::vector<control::GenerationRecord>>& records() const {
+    return records_;
+  }
+  const std::map<std::string, std::vector<control::Unreadable>>& unreadable() const {
+    return unreadable_;
+  }
+
+ private:
+  enum class Copy { kSuspect, kVerified };
+  void Add(const std::string& node, const control::ShardInfo& shard, Copy copy);
+
+  std::map<Blake3, control::ShardInfo> shards_;
+  std::map<Blake3, std::map<std::string, Copy>> copies_;
+  std::map<std::string, std::set<Blake3>> by_node_;
+  std::map<std::string, std::vector<control::GenerationRecord>> records_;
+  std::map<std::string, std::vector<control::Unreadable>> unreadable_;
+};
+
+}  // namespace tierkeep

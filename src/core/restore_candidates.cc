@@ -1,0 +1,261 @@
+#include "core/restore_candidates.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "format/messages.h"
+
+namespace tierkeep {
+namespace {
+
+// Fills one candidate's places. Holders are keyed by manifest digest, never by logical equality:
+// an equal replica's shard may stand in as a whole, chunks of two are never mixed.
+class PlaceFiller {
+ public:
+  PlaceFiller(const RestoreQuestion& question, const Candidate& candidate)
+      : question_(question),
+        candidate_(candidate),
+        workers_(question.world.workers_per_node),
+        width_(question.world.nodes / question.world.replicas()) {}
+
+  Filled Fill() {
+    Filled filled;
+    const std::optional<Place> disagreeing = FindDisagreement();
+    if (disagreeing) {
+      filled.problem = fmt::format(
+          "{}: the replicas of rank {} hold different values; one consistent partition is used "
+          "for all",
+          candidate_.save.ToString(), disagreeing->first);
+      if (!FillFromOneRow(&filled)) {
+        filled.missing = fmt::format("replicas of rank {} disagree and no partition is complete",
+                                     disagreeing->first);
+      }
+      return filled;
+    }
+    FillEach(&filled);
+    if (!filled.missing.empty() && question_.world.replicas() > 1) {
+      Filled row;
+      if (FillFromOneRow(&row)) return row;
+    }
+    return filled;
+  }
+
+ private:
+  const control::ShardInfo* Reachable(const Blake3& digest, Rank rank) const {
+    const control::ShardInfo* shard = question_.holdings->Find(digest);
+    if (shard == nullptr) return nullptr;
+    const std::string& node = question_.nodes[rank];
+    if (question_.holdings->Has(node, digest)) return shard;
+    const bool sources =
+        !SourcesFor(*question_.holdings, *question_.failures, digest, node, rank).empty();
+    return sources ? shard : nullptr;
+  }
+
+  const control::ShardInfo* Recorded(Place place) const {
+    if (!candidate_.record) return nullptr;
+    return &candidate_.record->shards(static_cast<int>(place.first * workers_ + place.second));
+  }
+
+  // What the rank itself saved there. Two different shards under one name make it unusable, unless
+  // the record says which one counts.
+  const control::ShardInfo* Own(Place place, Rank receiver) const {
+    if (const auto* recorded = Recorded(place); recorded && recorded->rank() == place.first) {
+      if (const auto* shard = Reachable(DigestOf(*recorded), receiver)) return shard;
+    }
+    const auto known = candidate_.shards.find(place);
+    if (known == candidate_.shards.end()) return nullptr;
+    const control::ShardInfo* best = nullptr;
+    std::set<std::string> logicals;
+    for (const Blake3& digest : known->second) {
+      const auto* shard = Reachable(digest, receiver);
+      if (shard == nullptr || !FitsRecord(place, *shard)) continue;
+      logicals.insert(shard->logical());
+      const bool equal = !shard->logical().empty() && logicals.size() == 1;
+      if (best != nullptr && !equal) return nullptr;
+      if (best == nullptr) best = shard;
+    }
+    return best;
+  }
+
+  // With a record, only its very shard or a logically equal one may serve a place.
+  bool FitsRecord(Place place, const control::ShardInfo& shard) const {
+    const auto* recorded = Recorded(place);
+    if (recorded == nullptr || recorded->digest() == shard.digest()) return true;
+    return !shard.logical().empty() && shard.logical() == recorded->logical();
+  }
+
+  std::vector<const control::ShardInfo*> ColumnShards(Rank column, Worker worker) const {
+    std::vector<const control::ShardInfo*> shards;
+    for (Rank rank = column; rank < question_.world.nodes; rank += width_) {
+      if (const auto* recorded = Recorded({rank, worker})) shards.push_back(recorded);
+      const auto known = candidate_.shards.find({rank, worker});
+      if (known == candidate_.shards.end()) continue;
+      for (const Blake3& digest : known->second) {
+        if (const auto* shard = question_.holdings->Find(digest)) shards.push_back(shard);
+      }
+    }
+    return shards;
+  }
+
+  std::optional<Place> FindDisagreement() const {
+    if (question_.world.replicas() == 1) return std::nullopt;
+    for (Rank column = 0; column < width_; ++column) {
+      for (Worker worker = 0; worker < workers_; ++worker) {
+        const std::string* first = nullptr;
+        for (const auto* shard : ColumnShards(column, worker)) {
+          if (shard->logical().empty()) continue;
+          if (first == nullptr) first = &shard->logical();
+          if (*first != shard->logical()) return Place{column, worker};
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  const control::ShardInfo* StandIn(Place place) const {
+    if (question_.world.replicas() == 1) return nullptr;
+    const auto shards = ColumnShards(place.first % width_, place.second);
+    for (const auto* shard : shards) {
+      if (shard->logical().empty()) return nullptr;  // equality isn't known
+    }
+    for (const auto* shard : shards) {
+      if (const auto* found = Reachable(DigestOf(*shard), place.first)) return found;
+    }
+    return nullptr;
+  }
+
+  void FillEach(Filled* filled) const {
+    for (Rank rank = 0; rank < question_.world.nodes; ++rank) {
+      for (Worker worker = 0; worker < workers_; ++worker) {
+        const Place place{rank, worker};
+        const control::ShardInfo* shard = Own(place, rank);
+        // A record may name an equal replica's shard for this place.
+        if (shard == nullptr && Recorded(place)) {
+          shard = Reachable(DigestOf(*Recorded(place)), rank);
+        }
+        if (shard == nullptr) shard = StandIn(place);
+        if (shard == nullptr) {
+          filled->shards.clear();
+          filled->missing = fmt::format("no copy of rank {} worker {} is left", rank, worker);
+          return;
+        }
+        filled->shards.push_back(*shard);
+      }
+    }
+  }
+
+  bool FillFromOneRow(Filled* filled) const {
+    for (uint32_t row = 0; row < question_.world.replicas(); ++row) {
+      filled->shards.clear();
+      if (TakeRow(row, filled)) return true;
+    }
+    filled->shards.clear();
+    return false;
+  }
+
+  bool TakeRow(uint32_t row, Filled* filled) const {
+    for (Rank rank = 0; rank < question_.world.nodes; ++rank) {
+      for (Worker worker = 0; worker < workers_; ++worker) {
+        const auto* shard = Own({row * width_ + rank % width_, worker}, rank);
+        if (shard == nullptr) return false;
+        filled->shards.push_back(*shard);
+      }
+    }
+    return true;
+  }
+
+  const RestoreQuestion& question_;
+  const Candidate& candidate_;
+  const uint32_t workers_;
+  const uint32_t width_;  // ranks of one partition
+};
+
+struct Group {
+  std::map<Place, std::set<Blake3>> shards;
+  std::map<std::string, control::GenerationRecord> records;  // by what they say
+  uint64_t ordinal = 0;
+};
+
+std::map<SaveKey, Group> GroupBySave(const RestoreQuestion& question) {
+  std::map<SaveKey, Group> groups;
+  for (const auto& [digest, shard] : question.holdings->shards()) {
+    if (FromProto(shard.world()) != question.world) continue;
+    Group& group = groups[FromProto(shard.save())];
+    group.shards[{shard.rank(), shard.worker()}].insert(digest);
+    group.ordinal = std::max(group.ordinal, shard.ordinal());
+  }
+  for (const auto& [node, records] : question.holdings->records()) {
+    for (const auto& record : records) {
+      if (FromProto(record.world()) != question.world) continue;
+      Group& group = groups[FromProto(record.save())];
+      std::string content = record.committed() ? "0" : "1";  // committed ones first
+      content += fmt::format("-{}", record.save_number());
+      for (const auto& shard : record.shards()) {
+        content += shard.digest();
+        group.ordinal = std::max(group.ordinal, shard.ordinal());
+      }
+      group.records.emplace(std::move(content), record);
+    }
+  }
+  return groups;
+}
+
+// A generation that a later run began from counts as that run's save 0: told by the nodes that were
+// released, and by the records of what that run saved.
+class Branches {
+ public:
+  explicit Branches(const RestoreQuestion& question) {
+    for (const Branch& branch : question.branches) {
+      Raise(&by_save_[FromProto(branch.restored.save())], branch.run);
+    }
+    for (const auto& [node, records] : question.holdings->records()) {
+      for (const auto& record : records) {
+        const GenerationId parent{FromProto(record.parent_run()), record.parent_save_number()};
+        if (!parent.run.none()) Raise(&by_id_[parent], FromProto(record.save().run()));
+      }
+    }
+  }
+
+  CandidateOrder OrderOf(const SaveKey& save, uint64_t ordinal, uint64_t number) const {
+    CandidateOrder order{save.run.sequence, ordinal, number};
+    const auto by_save = by_save_.find(save);
+    if (by_save != by_save_.end()) order = std::max(order, CandidateOrder{by_save->second, 0, 0});
+    const auto by_id = by_id_.find({save.run, number});
+    if (by_id != by_id_.end()) order = std::max(order, CandidateOrder{by_id->second, 0, 0});
+    return order;
+  }
+
+ private:
+  static void Raise(uint64_t* sequence, const RunId& run) {
+    *sequence = std::max(*sequence, run.sequence);
+  }
+  std::map<SaveKey, uint64_t> by_save_;
+  std::map<GenerationId, uint64_t> by_id_;
+};
+
+}  // namespace
+
+std::vector<Candidate> FindCandidates(const RestoreQuestion& question) {
+  const Branches branches(question);
+  std::vector<Candidate> candidates;
+  for (auto& [save, group] : GroupBySave(question)) {
+    if (group.records.empty()) {
+      candidates.push_back(
+          {save, std::nullopt, group.shards, branches.OrderOf(save, group.ordinal, 0)});
+    }
+    for (const auto& [content, record] : group.records) {
+      candidates.push_back({save, record, group.shards,
+                            branches.OrderOf(save, group.ordinal, record.save_number())});
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) { return b.order < a.order; });
+  return candidates;
+}
+
+Filled FillPlaces(const RestoreQuestion& question, const Candidate& candidate) {
+  return PlaceFiller(question, candidate).Fill();
+}
+
+}  // namespace tierkeep

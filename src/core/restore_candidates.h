@@ -1,0 +1,49 @@
+// The generations that could be restored, as groups of shards of one save: part of restore_choice.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/restore_choice.h"
+
+namespace tierkeep {
+
+using Place = std::pair<Rank, Worker>;
+
+// Newest = highest. Within a run the nodes' own count of saves orders numbered and unnumbered ones
+// alike: of two complete saves every node saved the newer one later.
+struct CandidateOrder {
+  uint64_t sequence = 0;
+  uint64_t ordinal = 0;
+  uint64_t number = 0;
+  auto operator<=>(const CandidateOrder&) const = default;
+};
+
+struct Candidate {
+  SaveKey save;
+  // The numbered record, if any node has one. Records of one save that differ in their shards are
+  // candidates of their own.
+  std::optional<control::GenerationRecord> record;
+  // Known shards of this save by whose bytes they are.
+  std::map<Place, std::set<Blake3>> shards;
+  CandidateOrder order;
+};
+
+// All candidates of the question's job and world, newest first.
+std::vector<Candidate> FindCandidates(const RestoreQuestion& question);
+
+struct Filled {
+  std::vector<control::ShardInfo> shards;  // by (rank, worker); empty when `missing` is set
+  std::string missing;                     // what it lacks, for people
+  std::string problem;                     // replicas that disagree, for people
+};
+// A reachable shard for every place, if there is one.
+Filled FillPlaces(const RestoreQuestion& question, const Candidate& candidate);
+
+}  // namespace tierkeep

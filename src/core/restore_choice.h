@@ -1,0 +1,68 @@
+// Which generation the whole job goes on from (docs/ARCHITECTURE.md, "Restore"): the newest by
+// (run sequence, order within the run) of which every rank can get a verified shard of its own, in
+// a world of the same shape, committed or not. Never the highest step: after a roll-back an
+// abandoned later step must not win.
+//
+// Pure functions: any thread.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control.pb.h"
+#include "core/holdings.h"
+#include "format/ids.h"
+
+namespace tierkeep {
+
+// A run that was released from this generation: the generation then counts as save 0 of that run,
+// so that what its own run saved after it can't win.
+struct Branch {
+  RunId run;
+  control::GenerationRecord restored;
+};
+
+// How often a receiver failed to get bytes from a source: after kSourceFailuresMax it counts as cut
+// off from it.
+using SourceFailures = std::map<std::pair<std::string, std::string>, int>;
+inline constexpr int kSourceFailuresMax = 2;
+
+struct RestoreQuestion {
+  std::string job;
+  WorldShape world;
+  std::vector<std::string> nodes = {};  // node names by rank: the receivers
+  const Holdings* holdings = nullptr;
+  std::vector<Branch> branches = {};
+  const SourceFailures* failures = nullptr;
+};
+
+struct RestoreAnswer {
+  enum class Kind : uint8_t {
+    kGeneration,
+    kNone,     // start without a checkpoint
+    kBlocked,  // something unreadable may be the newest: stop, delete nothing
+  };
+  Kind kind = Kind::kNone;
+  // Numbered, its shards complete by (rank, worker).
+  control::GenerationRecord generation;
+  std::string reason;  // for people
+  // A holder that isn't here could change the answer for the better.
+  bool better_may_exist = false;
+  // There was a generation, and nothing of it can be restored.
+  bool lost = false;
+  std::vector<std::string> problems;  // to be reported as errors
+};
+
+RestoreAnswer ChooseRestore(const RestoreQuestion& question);
+
+// Nodes from which `receiver` may pull the shard, best first, itself excluded. `turn` (the
+// receiver's rank) rotates them, so that many receivers spread over many holders.
+std::vector<std::string> SourcesFor(const Holdings& holdings, const SourceFailures& failures,
+                                    const Blake3& digest, const std::string& receiver, size_t turn);
+
+// The rank's shards of a complete record, by worker.
+std::vector<control::ShardInfo> ShardsOfRank(const control::GenerationRecord& record, Rank rank);
+
+}  // namespace tierkeep

@@ -1,0 +1,298 @@
+#include "core/restore_choice.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+
+#include "core/core_testutil.h"
+#include "format/messages.h"
+
+namespace tierkeep {
+namespace {
+
+// A cluster in which each rank r runs on node "n<r>".
+class Cluster {
+ public:
+  explicit Cluster(WorldShape world) : world_(world), inventories_(world.nodes) {}
+
+  TestShard Shard(const SaveKey& save, Rank rank, uint64_t ordinal) const {
+    return {.save = save, .rank = rank, .ordinal = ordinal, .world = world_};
+  }
+  void Give(size_t node, const control::ShardInfo& shard) {
+    *inventories_[node].add_shards() = shard;
+  }
+  // Every rank has its own shard of that save.
+  void Save(const SaveKey& save, uint64_t ordinal) {
+    for (Rank r = 0; r < world_.nodes; ++r) Give(r, MakeShard(Shard(save, r, ordinal)));
+  }
+  control::GenerationRecord Record(const SaveKey& save, uint64_t ordinal, uint64_t number) const {
+    control::GenerationRecord record;
+    record.set_job("job");
+    *record.mutable_save() = ToProto(save);
+    record.set_save_number(number);
+    *record.mutable_world() = ToProto(world_);
+    record.set_committed(true);
+    for (Rank r = 0; r < world_.nodes; ++r) {
+      *record.add_shards() = MakeShard(Shard(save, r, ordinal));
+    }
+    return record;
+  }
+  void Commit(const SaveKey& save, uint64_t ordinal, uint64_t number) {
+    for (auto& inventory : inventories_) {
+      *inventory.add_generations() = Record(save, ordinal, number);
+    }
+  }
+  control::Inventory& at(size_t node) { return inventories_[node]; }
+  void Wipe(size_t node) { inventories_[node].Clear(); }
+  void Branch(const RunId& run, const control::GenerationRecord& restored) {
+    branches_.push_back({run, restored});
+  }
+  void Fail(const std::string& receiver, const std::string& source, int times) {
+    failures_[{receiver, source}] = times;
+  }
+
+  RestoreAnswer Choose() const {
+    Holdings holdings;
+    RestoreQuestion question{.job = "job", .world = world_, .branches = branches_};
+    for (size_t i = 0; i < inventories_.size(); ++i) {
+      holdings.SetNode("n" + std::to_string(i), "job", inventories_[i]);
+    }
+    for (Rank r = 0; r < world_.nodes; ++r) question.nodes.push_back("n" + std::to_string(r));
+    question.holdings = &holdings;
+    question.failures = &failures_;
+    return ChooseRestore(question);
+  }
+  // The chosen save, or an empty one.
+  SaveKey Chosen() const {
+    const RestoreAnswer answer = Choose();
+    if (answer.kind != RestoreAnswer::Kind::kGeneration) return {};
+    return FromProto(answer.generation.save());
+  }
+
+ private:
+  WorldShape world_;
+  std::vector<control::Inventory> inventories_;
+  std::vector<tierkeep::Branch> branches_;
+  SourceFailures failures_;
+};
+
+constexpr WorldShape kTwo{.framework = Framework::kOrbax, .nodes = 2};
+constexpr WorldShape kSquare{.framework = Framework::kOrbax, .nodes = 4, .data_parallelism = 2};
+const RunId kRun = TestRun(10);
+const RunId kNext = TestRun(20);
+
+TEST(RestoreChoice, NothingThereIsNoneAndNotLost) {
+  const RestoreAnswer answer = Cluster(kTwo).Choose();
+  EXPECT_EQ(answer.kind, RestoreAnswer::Kind::kNone);
+  EXPECT_FALSE(answer.lost);
+  EXPECT_EQ(answer.reason, "no checkpoint exists in the cluster");
+}
+
+TEST(RestoreChoice, TakesACompleteSaveThatWasNeverCommitted) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.Commit({kRun, 5, 1}, 1, 1);
+  cluster.Save({kRun, 10, 1}, 2);
+  const RestoreAnswer answer = cluster.Choose();
+  ASSERT_EQ(answer.kind, RestoreAnswer::Kind::kGeneration);
+  EXPECT_EQ(answer.generation.save().step(), 10U);
+  EXPECT_EQ(answer.generation.save_number(), 2U);
+  EXPECT_FALSE(answer.generation.committed());
+  EXPECT_EQ(answer.generation.shards_size(), 2);
+}
+
+TEST(RestoreChoice, SkipsASaveThatOneNodeLacks) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.Commit({kRun, 5, 1}, 1, 1);
+  cluster.Give(0, MakeShard(cluster.Shard({kRun, 10, 1}, 0, 2)));
+  EXPECT_EQ(cluster.Chosen().step, 5U);
+}
+
+TEST(RestoreChoice, RollingBackWinsOverAHigherStep) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 900, 1}, 9);
+  cluster.Commit({kRun, 900, 1}, 9, 9);
+  cluster.Save({kNext, 100, 1}, 1);
+  EXPECT_EQ(cluster.Chosen().step, 100U);
+  // Also within one run: the same or a lower step, saved later.
+  cluster.Save({kNext, 50, 1}, 2);
+  EXPECT_EQ(cluster.Chosen().step, 50U);
+}
+
+TEST(RestoreChoice, ABranchsRootWinsOverWhatItsRunSavedLater) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 100, 1}, 1);
+  cluster.Commit({kRun, 100, 1}, 1, 1);
+  cluster.Save({kRun, 900, 1}, 9);
+  EXPECT_EQ(cluster.Chosen().step, 900U);
+  cluster.Branch(kNext, cluster.Record({kRun, 100, 1}, 1, 1));
+  EXPECT_EQ(cluster.Chosen().step, 100U);
+}
+
+TEST(RestoreChoice, RestoresFromACopyOnThePeer) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.Commit({kRun, 5, 1}, 1, 1);
+  for (Rank r = 0; r < 2; ++r) cluster.Give(1, MakeShard(cluster.Shard({kRun, 5, 1}, r, 1)));
+  cluster.Wipe(0);
+  EXPECT_EQ(cluster.Chosen().step, 5U);
+  cluster.Fail("n0", "n1", kSourceFailuresMax);
+  const RestoreAnswer cut_off = cluster.Choose();
+  EXPECT_EQ(cut_off.kind, RestoreAnswer::Kind::kNone);
+  EXPECT_TRUE(cut_off.lost);
+}
+
+TEST(RestoreChoice, SaysWhatWasLostAndThatAHolderMayHaveIt) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.Commit({kRun, 5, 1}, 1, 1);
+  cluster.Wipe(0);
+  const RestoreAnswer answer = cluster.Choose();
+  EXPECT_EQ(answer.kind, RestoreAnswer::Kind::kNone);
+  EXPECT_TRUE(answer.lost);
+  EXPECT_TRUE(answer.better_may_exist);
+  EXPECT_NE(answer.reason.find("rank 0"), std::string::npos) << answer.reason;
+}
+
+TEST(RestoreChoice, OtherWorldShapesDoNotCount) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  for (auto* inventory : {&cluster.at(0), &cluster.at(1)}) {
+    for (auto& shard : *inventory->mutable_shards()) shard.mutable_world()->set_nodes(8);
+  }
+  EXPECT_EQ(cluster.Choose().kind, RestoreAnswer::Kind::kNone);
+}
+
+TEST(RestoreChoice, StepZeroIsRealForOrbaxOnly) {
+  for (const Framework framework : {Framework::kOrbax, Framework::kPytorchDistributed}) {
+    Cluster cluster({.framework = framework, .nodes = 2});
+    cluster.Save({kRun, 0, 1}, 1);
+    EXPECT_EQ(cluster.Choose().kind == RestoreAnswer::Kind::kGeneration,
+              framework == Framework::kOrbax);
+  }
+}
+
+TEST(RestoreChoice, RefusesRunsOfOneSequenceNumber) {
+  Cluster cluster(kTwo);
+  cluster.Save({TestRun(30, 1), 7, 1}, 1);
+  cluster.Save({TestRun(30, 2), 8, 1}, 1);
+  cluster.Save({kRun, 5, 1}, 1);
+  const RestoreAnswer answer = cluster.Choose();
+  ASSERT_EQ(answer.kind, RestoreAnswer::Kind::kGeneration);
+  EXPECT_EQ(answer.generation.save().step(), 5U);
+  EXPECT_EQ(answer.problems.size(), 1U);
+}
+
+// ---- data parallelism ----
+
+void GiveReplicas(Cluster* cluster, const SaveKey& save, uint64_t ordinal, Rank odd = 99) {
+  for (Rank r = 0; r < 4; ++r) {
+    TestShard shard = cluster->Shard(save, r, ordinal);
+    shard.logical = r == odd ? 77 : 1 + r % 2;
+    cluster->Give(r, MakeShard(shard));
+  }
+}
+
+TEST(RestoreChoice, AnEqualReplicaStandsIn) {
+  Cluster cluster(kSquare);
+  GiveReplicas(&cluster, {kRun, 5, 1}, 1);
+  cluster.Wipe(0);
+  cluster.Wipe(3);
+  const RestoreAnswer answer = cluster.Choose();
+  ASSERT_EQ(answer.kind, RestoreAnswer::Kind::kGeneration);
+  const std::vector<uint32_t> expected{2, 1, 2, 1};
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(answer.generation.shards(i).rank(), expected[i]);
+  cluster.Wipe(2);
+  EXPECT_EQ(cluster.Choose().kind, RestoreAnswer::Kind::kNone);
+}
+
+TEST(RestoreChoice, DisagreeingReplicasGiveOnePartitionToAll) {
+  Cluster cluster(kSquare);
+  GiveReplicas(&cluster, {kRun, 5, 1}, 1, /*odd=*/1);
+  const RestoreAnswer answer = cluster.Choose();
+  ASSERT_EQ(answer.kind, RestoreAnswer::Kind::kGeneration);
+  ASSERT_EQ(answer.problems.size(), 1U);
+  for (int i = 0; i < 4; ++i) EXPECT_LT(answer.generation.shards(i).rank(), 2U);
+  // A lost node breaks the first partition; the second is whole.
+  cluster.Wipe(0);
+  const RestoreAnswer second = cluster.Choose();
+  ASSERT_EQ(second.kind, RestoreAnswer::Kind::kGeneration);
+  for (int i = 0; i < 4; ++i) EXPECT_GE(second.generation.shards(i).rank(), 2U);
+}
+
+// ---- unreadable ----
+
+TEST(RestoreChoice, UnreadableIsNeverEmpty) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.at(1).add_unreadable()->set_detail("shards: I/O error");
+  const RestoreAnswer answer = cluster.Choose();
+  EXPECT_EQ(answer.kind, RestoreAnswer::Kind::kBlocked);
+  EXPECT_NE(answer.reason.find("node n1"), std::string::npos);
+}
+
+TEST(RestoreChoice, AGoodCopyElsewhereResolvesAnUnreadableOne) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.Commit({kRun, 5, 1}, 1, 1);
+  const control::ShardInfo lost = MakeShard(cluster.Shard({kRun, 5, 1}, 0, 1));
+  cluster.Wipe(0);
+  auto* item = cluster.at(0).add_unreadable();
+  item->set_digest(lost.digest());
+  item->set_detail("manifest");
+  EXPECT_EQ(cluster.Choose().kind, RestoreAnswer::Kind::kBlocked);
+  cluster.Give(1, lost);
+  EXPECT_EQ(cluster.Chosen().step, 5U);
+}
+
+TEST(RestoreChoice, UnreadableRecordsMatterOnlyWhenTheyMayBeNewest) {
+  Cluster cluster(kTwo);
+  cluster.Save({kNext, 5, 1}, 1);
+  cluster.Commit({kNext, 5, 1}, 1, 4);
+  auto* item = cluster.at(0).add_unreadable();
+  *item->mutable_run() = ToProto(kNext);
+  item->set_save_number(3);
+  EXPECT_EQ(cluster.Chosen().step, 5U);
+  item->set_save_number(5);
+  EXPECT_EQ(cluster.Choose().kind, RestoreAnswer::Kind::kBlocked);
+  *item->mutable_run() = ToProto(kRun);
+  EXPECT_EQ(cluster.Chosen().step, 5U);
+}
+
+// Whatever is chosen is complete for the job, and no newer complete save was passed over.
+TEST(RestoreChoice, PicksTheNewestCompleteSave) {
+  EXPECT_TRUE(rc::check("newest complete", [] {
+    const auto nodes = *rc::gen::inRange<uint32_t>(1, 5);
+    const WorldShape world{.framework = Framework::kOrbax, .nodes = nodes};
+    Cluster cluster(world);
+    SaveKey newest;
+    std::pair<uint64_t, uint64_t> best{0, 0};
+    const auto saves = *rc::gen::inRange<uint64_t>(0, 8);
+    for (uint64_t i = 0; i < saves; ++i) {
+      const auto sequence = *rc::gen::inRange<uint64_t>(1, 4);
+      const SaveKey save{TestRun(sequence), *rc::gen::inRange<uint64_t>(0, 5),
+                         static_cast<uint32_t>(i + 1)};
+      bool complete = true;
+      for (Rank r = 0; r < nodes; ++r) {
+        const auto place = *rc::gen::inRange<uint32_t>(0, nodes + 1);
+        if (place == nodes) {
+          complete = false;
+          continue;
+        }
+        control::ShardInfo shard = MakeShard(cluster.Shard(save, r, i + 1));
+        shard.set_suspect(*rc::gen::arbitrary<bool>());
+        cluster.Give(place, shard);
+      }
+      if (complete && std::pair{sequence, i + 1} > best) {
+        best = {sequence, i + 1};
+        newest = save;
+      }
+    }
+    RC_ASSERT(cluster.Chosen() == newest);
+  }));
+}
+
+}  // namespace
+}  // namespace tierkeep
