@@ -56,6 +56,8 @@ class Follower:
     def __call__(self, events):
         for worker, event in events:
             self._event(worker, event)
+        if not self.step:
+            self.screen.progress(0, self.scenario.steps, "importing, joining, compiling")
         self._commits()
 
     def _everyone(self, key):
@@ -75,16 +77,20 @@ class Follower:
             screen.event(f"negative control: flipped bit {event['bit']} of element "
                          f"{event['element']} of {event['leaf']}", event["t"], "bad")
         elif kind == "step":
-            self.step = max(self.step, event["step"])
-            newest = max(self.committed, default=None)
-            screen.progress(event["step"], self.scenario.steps,
-                            f"step {event['step']}/{self.scenario.steps}  loss {event['loss']:.3f}"
-                            f"  committed {'none' if newest is None else newest}")
+            if event["step"] > self.step:
+                self.step = event["step"]
+                self._progress(event["loss"])
         elif kind == "save":
             self.saved.setdefault(event["step"], 0)
             self.saved[event["step"]] = max(self.saved[event["step"]], event["t"])
         elif kind == "finished" and self._everyone(kind):
             screen.event(f"training finished at step {event['step']}", event["t"])
+
+    def _progress(self, loss):
+        newest = max(self.committed, default="none")
+        self.screen.progress(
+            self.step, self.scenario.steps,
+            f"step {self.step}/{self.scenario.steps}  loss {loss:.3f}  committed {newest}")
 
     def _everyone_once(self, key):
         self._counts[key] = self._counts.get(key, 0) + 1
