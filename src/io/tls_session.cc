@@ -108,7 +108,8 @@ const BIO_METHOD* SocketMethod() {
 bool IsCertificateAlert(int reason) {
   // TLS alerts are reasons from 1000 on: https://www.rfc-editor.org/rfc/rfc8446#section-6
   const int alert = reason - SSL_AD_REASON_OFFSET;
-  return (alert >= 42 && alert <= 46) || alert == 48 || alert == 49 || alert == 116;
+  // 51: a signature that doesn't verify, as of an authority of the same name but another key.
+  return (alert >= 42 && alert <= 46) || alert == 48 || alert == 49 || alert == 51 || alert == 116;
 }
 
 }  // namespace
