@@ -69,10 +69,11 @@ class Follower:
         if kind == "initialized" and self._everyone(kind):
             screen.event(f"the job's {event['processes']} processes are up", event["t"])
         elif kind == "restored" and self._everyone(kind):
-            screen.event("no checkpoint: training starts from step 0" if event["latest_step"] is None
-                         else f"all ranks restored checkpoint {event['latest_step']}; training "
-                         f"goes on after step {event['step']}", event["t"],
-                         "" if event["latest_step"] is None else "good")
+            if event["latest_step"] is None:
+                screen.event("no checkpoint: training starts from step 0", event["t"])
+            else:
+                screen.event(f"all ranks restored checkpoint {event['latest_step']}; training "
+                             f"goes on after step {event['step']}", event["t"], "good")
         elif kind == "flipped" and self._everyone_once(kind):
             screen.event(f"negative control: flipped bit {event['bit']} of element "
                          f"{event['element']} of {event['leaf']}", event["t"], "bad")

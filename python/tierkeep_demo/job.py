@@ -23,7 +23,7 @@ def write_jax_init_info(volume, rank, address):
 
 
 def base_environment():
-    """The environment of every training process: CPU only, one thread of mathematics each."""
+    """The environment of every training process."""
     env = dict(os.environ, PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1")
     env["PYTHONPATH"] = os.pathsep.join(
         [PYTHON_ROOT] + ([env["PYTHONPATH"]] if env.get("PYTHONPATH") else []))
@@ -32,10 +32,12 @@ def base_environment():
 
 def jax_environment(rank, ranks, devices=1):
     """Orbax gives JAX only process id and coordinator; on TPU the hardware tells the number of
-    processes. JAX's Open MPI detection supplies it here."""
+    processes. JAX's Open MPI detection supplies it here. One thread for a matrix product: several
+    processes share few cores, and sums keep their order."""
+    flags = [f"--xla_force_host_platform_device_count={devices}",
+             "--xla_cpu_multi_thread_eigen=false"]
     return dict(
-        base_environment(), JAX_PLATFORMS="cpu",
-        XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}",
+        base_environment(), JAX_PLATFORMS="cpu", XLA_FLAGS=" ".join(flags),
         OMPI_MCA_orte_hnp_uri="1.0;tcp://127.0.0.1:1", OMPI_COMM_WORLD_SIZE=str(ranks),
         OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_LOCAL_RANK="0")
 
