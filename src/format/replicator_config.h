@@ -15,9 +15,9 @@ namespace tierkeep {
 struct JobConfig {
   std::string job;  // stays text, even of digits
   Rank rank = 0;
-  WorldShape world;                              // framework, nodes, workers-per-node, D
-  std::optional<std::vector<Rank>> peer_ranks;   // explicit peers of this node; wins
-  std::optional<uint32_t> peers_per_node;        // peers to compute
+  WorldShape world;                             // framework, nodes, workers-per-node, D
+  std::optional<std::vector<Rank>> peer_ranks;  // explicit peers of this node; wins
+  std::optional<uint32_t> peers_per_node;       // peers to compute
   std::optional<uint32_t> backup_interval_minutes;
   std::optional<uint32_t> backup_interval_steps;
   uint16_t master_port = 4242;
@@ -35,6 +35,7 @@ struct ParsedConfig {
 using EnvironmentLookup = std::function<std::optional<std::string>(std::string_view name)>;
 
 // kInvalidArgument names key, value (escaped) and rule. Never quotes anything else of the text.
-Result<ParsedConfig> ParseReplicatorConfig(std::string_view text, const EnvironmentLookup& environment);
+Result<ParsedConfig> ParseReplicatorConfig(std::string_view text,
+                                           const EnvironmentLookup& environment);
 
 }  // namespace tierkeep

@@ -122,6 +122,7 @@ Result<std::map<std::string, YamlValue>> ParseYamlMap(std::string_view text) {
     MapReader second;
     if (parser.HandleNextDocument(second)) return Refused("it has more than one document");
   } catch (const YAML::Exception& e) {
+    if (!reader.fault().empty()) return Refused(reader.fault());
     // The library's own text may quote the file.
     return Refused(fmt::format("line {}: it is not valid YAML", e.mark.line + 1));
   } catch (const std::exception&) {
