@@ -214,6 +214,7 @@ class Demo:
                     facts["pulled"] = {n: status_lib.bytes_pulled(n.status()) - others[n]
                                        for n in cluster.nodes}
                     facts["restored_size"] = _restored_size(node)
+                    facts["agent_seconds"] = status_lib.restore_seconds(node.status())
 
             job.wait(RUN_LIMIT_SECONDS, on_events=on_events)
         finally:
@@ -259,6 +260,8 @@ class Demo:
                 ("resumed from checkpoint", str(resumed)),
                 ("steps lost and run again", str(redone)), None]
         rows += [(name, seconds(value)) for name, value in facts["phases"]]
+        rows += [("lost node: decided, had it, linked it", " / ".join(
+            "?" if x is None else seconds(x) for x in facts["agent_seconds"]))]
         rows += [None, ("moved to the lost node",
                         f"{megabytes(facts['pulled'][node])}, to restore "
                         f"{megabytes(facts['restored_size'])}"),

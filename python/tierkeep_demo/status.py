@@ -9,3 +9,10 @@ def bytes_pulled(status):
 def last_error(status):
     """The agent's newest complaint, or an empty text."""
     return status["last_error"] or ""
+
+
+def restore_seconds(status):
+    """Seconds from the agent's taking the job's configuration to the decision, to all bytes there
+    and verified, and to the links; None for what did not happen."""
+    restore = status["restore"]
+    return [restore[f"seconds_to_{x}"] for x in ("decision", "prepared", "release")]
