@@ -1,6 +1,7 @@
 #include "format/messages.h"
 
 #include <fmt/format.h>
+#include <google/protobuf/stubs/logging.h>
 
 #include "base/log.h"
 #include "format/message_budget.h"
@@ -229,6 +230,8 @@ Result<control::Envelope> DecodeEnvelope(std::string_view bytes) {
                  fmt::format("message of {} bytes is over the limit", bytes.size()));
   }
   TK_RETURN_IF_ERROR(CheckMessageBudget(*control::Envelope::descriptor(), bytes));
+  // The library would print a line of its own for each text that isn't UTF-8.
+  const google::protobuf::LogSilencer silencer;
   control::Envelope envelope;
   if (!envelope.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return Error(Code::kInvalidArgument, "message: it is no encoding of one");
