@@ -107,13 +107,4 @@ std::string PythonBytesRepr(std::string_view bytes) {
   return out;
 }
 
-std::string VolumeName(VolumeNameShape shape, VolumeNameSource source, const Blake3& digest) {
-  Blake3Hasher hasher;
-  hasher.Update(std::string_view("tierkeep volume name 1\n"));
-  hasher.Update(
-      std::string_view(source == VolumeNameSource::kManifestDigest ? "manifest\n" : "logical\n"));
-  hasher.Update(digest.Raw());
-  return (shape == VolumeNameShape::kDirectory ? "D" : "") + hasher.Finish().Hex();
-}
-
 }  // namespace tierkeep

@@ -1,6 +1,5 @@
-// Content names: those that the reference gave to what it stored, computed only to check its data,
-// and ours, which have the same shape and are derived from digests that we have anyway.
-// docs/formats.md, "Names". Pure functions, no I/O.
+// The content names that the reference gave to what it stored, computed only to check its data (our
+// own names: VolumeDataName() of format/manifest.h). Pure functions, no I/O.
 #pragma once
 
 #include <map>
@@ -63,11 +62,5 @@ Result<std::string> ComputeLegacyTensorStoreName(OcdbtFiles& files, const std::s
 
 // repr() of a Python bytes object; pure ASCII.
 std::string PythonBytesRepr(std::string_view bytes);
-
-// Our `H`: what stands for a shard's data in the names H.data and in .meta files. BLAKE3 over a
-// prefix that keeps it apart from all other digests and the digest that it is made from.
-enum class VolumeNameSource { kManifestDigest, kLogicalDigest };
-enum class VolumeNameShape { kDirectory, kFile };  // with or without a leading `D`
-std::string VolumeName(VolumeNameShape shape, VolumeNameSource source, const Blake3& digest);
 
 }  // namespace tierkeep

@@ -64,20 +64,5 @@ TEST(LegacyNames, TensorStoreFailsWhenAValueIsShort) {
   EXPECT_EQ(ComputeLegacyTensorStoreName(files, "").error().code(), Code::kDataLoss);
 }
 
-TEST(VolumeName, HasTheReferencesShapeAndKeepsSourcesApart) {
-  using Shape = VolumeNameShape;
-  using Source = VolumeNameSource;
-  const Blake3 digest = ComputeBlake3("manifest");
-  const std::string file = VolumeName(Shape::kFile, Source::kManifestDigest, digest);
-  EXPECT_EQ(file.size(), 64u);
-  EXPECT_EQ(file.find_first_not_of("0123456789abcdef"), std::string::npos);
-  EXPECT_EQ(VolumeName(Shape::kDirectory, Source::kManifestDigest, digest), "D" + file);
-  EXPECT_NE(VolumeName(Shape::kFile, Source::kLogicalDigest, digest), file);
-  EXPECT_NE(VolumeName(Shape::kFile, Source::kManifestDigest, ComputeBlake3("x")), file);
-  EXPECT_NE(file, digest.Hex());
-  // The form is written down; changing it would make old names unknown.
-  EXPECT_EQ(file, ComputeBlake3("tierkeep volume name 1\nmanifest\n" + digest.Raw()).Hex());
-}
-
 }  // namespace
 }  // namespace tierkeep
