@@ -52,6 +52,7 @@ void LegacyTreeName::AddFile(std::string_view path, const Blake3& contents) {
 std::string LegacyTreeName::NameOf(const Node& node) {
   if (!node.file_name.empty()) return node.file_name;
   std::vector<std::string> children;
+  children.reserve(node.children.size());
   for (const auto& [name, child] : node.children) children.push_back(NameOf(child));
   return LegacyDirectoryName(std::move(children));
 }
