@@ -98,7 +98,7 @@ class TcpDataServer : public DataServer {
           finished.splice(finished.end(), connections_, at);
         } else if (at->session->Expired(now)) {
           ++service_.rejected;
-          at->session->Abort();
+          at->session->Expire();
         }
       }
       if (!finished.empty()) {

@@ -44,6 +44,11 @@ bool DataSession::Expired(Instant now) const {
   return now >= deadline_.load(std::memory_order_relaxed);
 }
 
+void DataSession::Expire() {
+  expired_ = true;
+  stream_->Shutdown();
+}
+
 Status DataSession::Read(MutableByteSpan out) {
   deadline_ = service_->clock->Now() + service_->stall_limit;
   Status status = stream_->ReadExactly(out);
@@ -89,7 +94,10 @@ void DataSession::Run() {
       request = *decoded;
     }
   }
-  if (!status.ok() && status.error().code() != Code::kCancelled) {
+  if (status.ok()) return;
+  if (expired_) {
+    service_->logger.Warning("data connection closed: the peer is too slow");
+  } else if (status.error().code() != Code::kCancelled) {
     service_->logger.Warning("data connection closed: {}", status.error().ToString());
   }
 }

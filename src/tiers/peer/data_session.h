@@ -51,7 +51,7 @@ struct DataService {
   bool stopping_ = false;
 };
 
-// Threads: Run in one; Expired and Abort from any.
+// Threads: Run in one; Expired, Expire and Abort from any.
 class DataSession {
  public:
   DataSession(DataService* service, std::unique_ptr<Stream> stream);
@@ -61,6 +61,7 @@ class DataSession {
   // The peer has been given enough time for what it is doing now. A stall limit alone would let one
   // byte every few seconds hold a thread for ever.
   bool Expired(Instant now) const;
+  void Expire();
   void Abort() { stream_->Shutdown(); }
 
  private:
@@ -91,6 +92,7 @@ class DataSession {
   DataService* const service_;
   const std::unique_ptr<Stream> stream_;
   std::atomic<Instant> deadline_{Instant::max()};
+  std::atomic<bool> expired_{false};
   std::unique_ptr<OpenShard> open_;
   std::vector<std::byte> buffer_;  // bytes of small files, or of any with TLS, before they are sent
   size_t buffered_ = 0;

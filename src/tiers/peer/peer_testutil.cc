@@ -52,7 +52,7 @@ bool SendAll(int fd, ByteSpan bytes) {
 
 }  // namespace
 
-PeerNode::PeerNode(std::string name, const DataPortOptions& options)
+PeerNode::PeerNode(std::string name, const DataPortOptions& options, const Logger& logger)
     : name_(std::move(name)), token_(Prng(std::hash<std::string>()(name_)).Bytes(32)) {
   auto mount = OpenPosixDir(dir_.path());
   TK_CHECK(mount.ok());
@@ -61,7 +61,7 @@ PeerNode::PeerNode(std::string name, const DataPortOptions& options)
   store_ = std::move(*store);
   DataPortOptions port = options;
   port.listen_host = "127.0.0.1";
-  auto server = DataServer::Start(port, token_, store_.get(), &clock_, Logger());
+  auto server = DataServer::Start(port, token_, store_.get(), &clock_, logger);
   TK_CHECK_MSG(server.ok(), server.error().ToString());
   server_ = std::move(*server);
 }

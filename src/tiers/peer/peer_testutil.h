@@ -21,7 +21,8 @@ namespace tierkeep {
 // One node's RAM tier and data port on loopback.
 class PeerNode {
  public:
-  explicit PeerNode(std::string name, const DataPortOptions& options = {});
+  explicit PeerNode(std::string name, const DataPortOptions& options = {},
+                    const Logger& logger = Logger());
   ~PeerNode();
 
   // A random tree: directories, links, empty files, files of many sizes with random cuts. In all

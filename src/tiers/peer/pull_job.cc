@@ -302,6 +302,10 @@ Status PullJob::Read(Worker& worker, MutableByteSpan out) {
     if (status.error().errno_value() == EFAULT) {
       Abort(Error(Code::kResourceExhausted, "no memory for an incoming shard", EFAULT));
     }
+    // A broken TLS record was damaged on the way: the source's bytes may be good.
+    if (status.error().code() == Code::kDataLoss) {
+      return Error(Code::kUnavailable, status.error().message());
+    }
     return status;
   }
   bytes_pulled_.fetch_add(out.size(), std::memory_order_relaxed);
