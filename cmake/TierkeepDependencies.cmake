@@ -10,6 +10,8 @@ find_package(prometheus-cpp CONFIG REQUIRED COMPONENTS core)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
+# Its Cflags say what the library was built with: classes have another layout without them.
+pkg_check_modules(CPP_HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib)
 pkg_check_modules(ISAL REQUIRED IMPORTED_TARGET libisal)
 
 # BLAKE3 as built into LLVM's support library (static; only the hashing objects are linked).
