@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <functional>
+#include <iterator>
+
 #include "format/format_testutil.h"
 
 namespace tierkeep {
@@ -99,6 +103,15 @@ TEST(Manifest, GoldenBytes) {
             "3c39f5fbe8932b1957f7df4787820103");
   EXPECT_EQ(ManifestDigest(encoded).Hex(),
             "f9083daae5b6e2c39bbddde747851af354bc83543e0fa40f6879a7c427d69cfd");
+}
+
+TEST(Manifest, TheDocumentsShowTheGoldenBytes) {
+  std::ifstream file(TIERKEEP_SOURCE_DIR "/docs/formats.md");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::erase_if(text, [](char c) { return c == ' ' || c == '\n'; });
+  const std::string encoded = MustEncode(SmallManifest());
+  EXPECT_THAT(text, HasSubstr(ToHex(AsBytes(encoded))));
+  EXPECT_THAT(text, HasSubstr(ManifestDigest(encoded).Hex()));
 }
 
 TEST(Manifest, RandomOnesReadBackAndHaveOneEncoding) {
