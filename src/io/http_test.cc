@@ -46,7 +46,9 @@ TEST_F(HttpTest, TooLargeABodyIsRefused) {
   ASSERT_TRUE(server.ok());
   const auto got = HttpOverUnix(path_, "POST", "/", std::string((1u << 20) + 1, 'x'), 30s);
   // Refused in the answer, or by closing while the body is still being sent.
-  if (got.ok()) EXPECT_EQ(got->status, 413);
+  if (got.ok()) {
+    EXPECT_EQ(got->status, 413);
+  }
   EXPECT_TRUE(HttpOverUnix(path_, "GET", "/", "", 30s).ok());
 }
 

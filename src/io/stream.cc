@@ -111,7 +111,7 @@ class TlsStream : public SocketStream {
         handshake_limit_(handshake_limit) {
     // Many records come with one recv this way.
     SSL_set_read_ahead(ssl_.get(), 1);
-    SSL_set_default_read_buffer_len(ssl_.get(), 256 << 10);
+    SSL_set_default_read_buffer_len(ssl_.get(), 64 << 10);
   }
 
   ~TlsStream() override {
