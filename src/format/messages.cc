@@ -11,7 +11,6 @@
 namespace tierkeep {
 namespace {
 
-constexpr size_t kLengthBytes = 4;
 constexpr size_t kTextBytesMax = 4096;
 
 template <typename Fixed>
@@ -57,12 +56,6 @@ void CleanTexts(control::Envelope* e) {
     default:
       return;
   }
-}
-
-uint32_t ReadLength(std::string_view header) {
-  uint32_t length = 0;
-  for (size_t i = 0; i < kLengthBytes; ++i) length = length << 8 | static_cast<uint8_t>(header[i]);
-  return length;
 }
 
 template <typename Message>
@@ -238,48 +231,6 @@ Result<control::Envelope> DecodeEnvelope(std::string_view bytes) {
   }
   TK_RETURN_IF_ERROR(CheckEnvelope(envelope));
   return envelope;
-}
-
-Result<std::string> EncodeFrame(const control::Envelope& envelope) {
-  TK_ASSIGN_OR_RETURN(const std::string content, EncodeEnvelope(envelope));
-  std::string frame;
-  frame.reserve(kLengthBytes + content.size());
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    frame += static_cast<char>(content.size() >> shift & 0xff);
-  }
-  frame += content;
-  return frame;
-}
-
-Status FrameReader::Append(std::string_view bytes) {
-  if (!lost_) {
-    if (consumed_ > 0) {
-      buffer_.erase(0, consumed_);
-      scanned_ -= consumed_;
-      consumed_ = 0;
-    }
-    buffer_ += bytes;
-    while (buffer_.size() - scanned_ >= kLengthBytes) {
-      const uint32_t length = ReadLength(std::string_view(buffer_).substr(scanned_));
-      if (length == 0 || length > frame_bytes_max_) {
-        lost_ = true;
-        break;
-      }
-      if (buffer_.size() - scanned_ < kLengthBytes + length) break;
-      scanned_ += kLengthBytes + length;
-    }
-  }
-  if (!lost_) return OkStatus();
-  return Error(Code::kInvalidArgument,
-               fmt::format("frame: its length is 0 or above {}", frame_bytes_max_));
-}
-
-std::optional<std::string> FrameReader::Next() {
-  if (lost_ || consumed_ == scanned_) return std::nullopt;
-  const uint32_t length = ReadLength(std::string_view(buffer_).substr(consumed_));
-  std::string content = buffer_.substr(consumed_ + kLengthBytes, length);
-  consumed_ += kLengthBytes + length;
-  return content;
 }
 
 Result<std::string> EncodeGenerationRecord(const control::GenerationRecord& record) {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -72,37 +71,13 @@ JobConfig WithSettings(const JobConfig& own, const control::JobSettings& setting
 // ranks and workers within the world, names of the allowed form, one job throughout.
 Status CheckEnvelope(const control::Envelope& envelope);
 
-// The content of one frame, without its length. Texts for people (reasons, errors) are made valid
-// UTF-8 and cut to 4 KiB. kInvalidArgument: a rule is broken; kResourceExhausted: over
-// kFrameBytesMax.
+// The content of one frame (io/frame_network.h adds its length). Texts for people (reasons, errors)
+// are made valid UTF-8 and cut to 4 KiB. kInvalidArgument: a rule is broken; kResourceExhausted:
+// over kFrameBytesMax.
 Result<std::string> EncodeEnvelope(control::Envelope envelope);
 // kInvalidArgument for anything that isn't a whole, checked message; kUnimplemented for one of a
 // kind that this version doesn't know. Never allocates more than a small multiple of `bytes`.
 Result<control::Envelope> DecodeEnvelope(std::string_view bytes);
-
-// A frame as it stands in the stream: 4-byte big-endian length, then the content.
-Result<std::string> EncodeFrame(const control::Envelope& envelope);
-
-// Cuts a stream of bytes into frames. A length of 0 or above the limit is refused before
-// more is stored; after that the stream is lost and every call fails. One thread.
-class FrameReader {
- public:
-  explicit FrameReader(uint32_t frame_bytes_max = kFrameBytesMax)
-      : frame_bytes_max_(frame_bytes_max) {}
-  // Takes bytes as they come.
-  Status Append(std::string_view bytes);
-  // The next whole frame's content, if it is there.
-  std::optional<std::string> Next();
-  // Bytes held, of whole frames and of the one that is still coming.
-  size_t pending_bytes() const { return buffer_.size() - consumed_; }
-
- private:
-  uint32_t frame_bytes_max_;
-  bool lost_ = false;
-  std::string buffer_;
-  size_t consumed_ = 0;  // up to here, frames were handed out
-  size_t scanned_ = 0;   // up to here, frames are whole
-};
 
 // ---- durable records: payload and frame (format/record.h) together ---------------------------
 // Encode: kInvalidArgument when a rule is broken. Decode: kDataLoss for all that isn't one whole,
