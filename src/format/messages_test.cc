@@ -6,7 +6,6 @@
 #include <functional>
 
 #include "format/format_testutil.h"
-#include "format/message_budget.h"
 #include "format/record.h"
 
 namespace tierkeep {
@@ -498,27 +497,6 @@ TEST(Messages, SmallFramesCannotAskForMuchMemory) {
   const auto decoded = DecodeEnvelope(many);
   ASSERT_FALSE(decoded.ok());
   EXPECT_THAT(decoded.error().message(), HasSubstr("far more than its size allows"));
-}
-
-TEST(Messages, BudgetRefusesUnknownFieldsGroupsAndDepth) {
-  const google::protobuf::Descriptor& type = *Envelope::descriptor();
-  std::string unknown;
-  for (int i = 0; i < 100'000; ++i) unknown += "\xf8\x06\x01";
-  EXPECT_FALSE(CheckMessageBudget(type, unknown).ok());
-  std::string empty_texts;  // job_status.problems
-  for (int i = 0; i < 100'000; ++i) empty_texts += std::string("\x2a\x00", 2);
-  std::string status = "\xd2\x01";
-  const size_t size = empty_texts.size();
-  status += static_cast<char>(size | 0x80);
-  status += static_cast<char>(size >> 7 | 0x80);
-  status += static_cast<char>(size >> 14);
-  EXPECT_FALSE(CheckMessageBudget(type, status + empty_texts).ok());
-  EXPECT_FALSE(CheckMessageBudget(type, "\x0b\x0c").ok());                  // a group
-  EXPECT_FALSE(CheckMessageBudget(type, std::string("\x00\x00", 2)).ok());  // field 0
-  EXPECT_FALSE(CheckMessageBudget(type, "\x0a\x05job").ok());               // torn
-  EXPECT_FALSE(CheckMessageBudget(type, "\x0a\xff\xff\xff\xff\x7f").ok());  // overlong
-  EXPECT_TRUE(CheckMessageBudget(type, "").ok());
-  EXPECT_TRUE(CheckMessageBudget(type, "\x0a\x03job").ok());
 }
 
 // A job of ten thousand nodes, near the largest there are.
