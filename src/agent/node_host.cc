@@ -228,98 +228,110 @@ void NodeHost::RunBatch(const NodeActions& actions) {
 }
 
 Status NodeHost::Carry(const NodeAction::Any& action) {
-  using A = NodeAction;
-  const auto on_loop = [this](std::function<void()> work) {
-    parts_.loop->Post(std::move(work));
-    return OkStatus();
-  };
-  return std::visit(
-      Overloaded{
-          [&](const A::PersistState& a) -> Status {
-            TK_ASSIGN_OR_RETURN(const std::string bytes, EncodeNodeState(a.state));
-            return parts_.state_dir->WriteFileAtomically(kStateFile, bytes, 0600);
-          },
-          [&](const A::RemoveConfig& a) { return parts_.volume->RemoveConfig(a.file_id); },
-          [&](const A::ReadConfig&) {
-            ReadConfigNow();
-            return OkStatus();
-          },
-          [&](const A::CleanVolume& a) { return CleanVolume(a); },
-          [&](const A::StartWatchingSaves& a) {
-            watching_saves_ = true;
-            save_framework_ = a.framework;
-            save_job_ = a.job;
-            ScanSaves();
-            return OkStatus();
-          },
-          [&](const A::LocateCoordinator& a) {
-            return on_loop([this, a] { parts_.control->Locate(a.job); });
-          },
-          [&](const A::BecomeCoordinator& a) {
-            return on_loop(
-                [this, a] { parts_.control->BecomeCoordinator(a.settings, a.gather_deadline); });
-          },
-          [&](const A::Connect& a) {
-            return on_loop([this, a] { parts_.control->Connect({a.host, a.port}, a.local); });
-          },
-          [&](const A::Disconnect&) { return on_loop([this] { parts_.control->Disconnect(); }); },
-          [&](const A::Send& a) { return on_loop([this, a] { parts_.control->Send(a.message); }); },
-          [&](const A::WritePrerestore& a) { return parts_.volume->WritePrerestore(a.step, ""); },
-          [&](const A::PlaceLink& a) -> Status {
-            const auto held = parts_.store->Find(a.digest);
-            if (!held) return Error(Code::kNotFound, "shard " + a.digest.Hex() + " is gone");
-            TK_RETURN_IF_ERROR(parts_.store->LinkIntoVolume(a.digest));
-            return parts_.volume->PlaceRestoreLink(a.name, held->volume_name);
-          },
-          [&](const A::PlaceNoCheckpoint& a) {
-            return parts_.volume->PlaceNoCheckpointMarker(a.name);
-          },
-          [&](const A::WriteMeta& a) { return parts_.volume->WriteMeta(a.name, a.h); },
-          [&](const A::RemoveOtherMetas& a) { return parts_.volume->RemoveOtherMetas(a.keep); },
-          [&](const A::RecordGeneration& a) { return parts_.store->WriteGeneration(a.record); },
-          [&](const A::ForgetGenerations& a) { return ForgetGenerations(a); },
-          [&](const A::WriteError& a) { return parts_.volume->AppendError(a.text); },
-          [&](const A::WriteFailed& a) { return parts_.volume->AppendFailed(a.text); },
-          [&](const A::LogText& a) {
-            parts_.logger.WriteText(a.severity, a.text, std::source_location::current());
-            return OkStatus();
-          },
-          [&](const A::UseMembers& a) {
-            const std::lock_guard lock(mutex_);
-            peers_.clear();
-            for (const control::Member& m : a.members) {
-              peers_[m.node()] = {{m.data().host(), static_cast<uint16_t>(m.data().port())},
-                                  m.data_token()};
-            }
-            return OkStatus();
-          },
-          [&](const A::ExitNow&) {
-            return on_loop([this] {
-              if (stopped_) stopped_();
-            });
-          },
-          [&](const A::Stage& a) { return StartStage(a); },
-          [&](const A::Pull& a) {
-            StartPull(a);
-            return OkStatus();
-          },
-          [&](const A::Verify& a) {
-            StartVerify(a);
-            return OkStatus();
-          },
-          [&](const A::DeleteShards& a) {
-            StartDelete(a);
-            return OkStatus();
-          },
-          // Carried out by Dispatch, at once.
-          [&](const A::SetTimer&) { return OkStatus(); },
-          [&](const A::CancelTimer&) { return OkStatus(); },
-          [&](const A::CancelTask&) { return OkStatus(); },
-      },
-      action);
+  return std::visit([this](const auto& a) { return Do(a); }, action);
 }
 
-Status NodeHost::CleanVolume(const NodeAction::CleanVolume& action) {
+Status NodeHost::OnLoop(std::function<void()> work) {
+  parts_.loop->Post(std::move(work));
+  return OkStatus();
+}
+
+Status NodeHost::Do(const NodeAction::PersistState& a) {
+  TK_ASSIGN_OR_RETURN(const std::string bytes, EncodeNodeState(a.state));
+  return parts_.state_dir->WriteFileAtomically(kStateFile, bytes, 0600);
+}
+
+Status NodeHost::Do(const NodeAction::RemoveConfig& a) {
+  return parts_.volume->RemoveConfig(a.file_id);
+}
+
+Status NodeHost::Do(const NodeAction::ReadConfig&) {
+  ReadConfigNow();
+  return OkStatus();
+}
+
+Status NodeHost::Do(const NodeAction::StartWatchingSaves& a) {
+  watching_saves_ = true;
+  save_framework_ = a.framework;
+  save_job_ = a.job;
+  ScanSaves();
+  return OkStatus();
+}
+
+Status NodeHost::Do(const NodeAction::LocateCoordinator& a) {
+  return OnLoop([this, a] { parts_.control->Locate(a.job); });
+}
+
+Status NodeHost::Do(const NodeAction::BecomeCoordinator& a) {
+  return OnLoop([this, a] { parts_.control->BecomeCoordinator(a.settings, a.gather_deadline); });
+}
+
+Status NodeHost::Do(const NodeAction::Connect& a) {
+  return OnLoop([this, a] { parts_.control->Connect({a.host, a.port}, a.local); });
+}
+
+Status NodeHost::Do(const NodeAction::Disconnect&) {
+  return OnLoop([this] { parts_.control->Disconnect(); });
+}
+
+Status NodeHost::Do(const NodeAction::Send& a) {
+  return OnLoop([this, a] { parts_.control->Send(a.message); });
+}
+
+Status NodeHost::Do(const NodeAction::WritePrerestore& a) {
+  return parts_.volume->WritePrerestore(a.step, "");
+}
+
+Status NodeHost::Do(const NodeAction::PlaceLink& a) {
+  const auto held = parts_.store->Find(a.digest);
+  if (!held) return Error(Code::kNotFound, "shard " + a.digest.Hex() + " is gone");
+  TK_RETURN_IF_ERROR(parts_.store->LinkIntoVolume(a.digest));
+  return parts_.volume->PlaceRestoreLink(a.name, held->volume_name);
+}
+
+Status NodeHost::Do(const NodeAction::PlaceNoCheckpoint& a) {
+  return parts_.volume->PlaceNoCheckpointMarker(a.name);
+}
+
+Status NodeHost::Do(const NodeAction::WriteMeta& a) {
+  return parts_.volume->WriteMeta(a.name, a.h);
+}
+
+Status NodeHost::Do(const NodeAction::RemoveOtherMetas& a) {
+  return parts_.volume->RemoveOtherMetas(a.keep);
+}
+
+Status NodeHost::Do(const NodeAction::RecordGeneration& a) {
+  return parts_.store->WriteGeneration(a.record);
+}
+
+Status NodeHost::Do(const NodeAction::WriteError& a) { return parts_.volume->AppendError(a.text); }
+
+Status NodeHost::Do(const NodeAction::WriteFailed& a) {
+  return parts_.volume->AppendFailed(a.text);
+}
+
+Status NodeHost::Do(const NodeAction::LogText& a) {
+  parts_.logger.WriteText(a.severity, a.text, std::source_location::current());
+  return OkStatus();
+}
+
+Status NodeHost::Do(const NodeAction::UseMembers& a) {
+  const std::lock_guard lock(mutex_);
+  peers_.clear();
+  for (const control::Member& m : a.members) {
+    peers_[m.node()] = {{m.data().host(), static_cast<uint16_t>(m.data().port())}, m.data_token()};
+  }
+  return OkStatus();
+}
+
+Status NodeHost::Do(const NodeAction::ExitNow&) {
+  return OnLoop([this] {
+    if (stopped_) stopped_();
+  });
+}
+
+Status NodeHost::Do(const NodeAction::CleanVolume& action) {
   watching_saves_ = false;
   half_made_.clear();
   reported_inodes_.clear();
@@ -349,7 +361,7 @@ Status NodeHost::CleanVolume(const NodeAction::CleanVolume& action) {
   return OkStatus();
 }
 
-Status NodeHost::ForgetGenerations(const NodeAction::ForgetGenerations& action) {
+Status NodeHost::Do(const NodeAction::ForgetGenerations& action) {
   for (const control::GenerationRecord& record : parts_.store->Generations()) {
     if (record.job() != action.job) continue;
     if (action.keep && GenerationIdOf(record) == *action.keep) continue;
@@ -370,7 +382,7 @@ void NodeHost::EndTask(TaskId task) {
   tasks_.erase(task);
 }
 
-Status NodeHost::StartStage(const NodeAction::Stage& action) {
+Status NodeHost::Do(const NodeAction::Stage& action) {
   // The rename happens here, in order; the hashing beside everything else.
   if (!action.name.empty()) {
     if (const Status taken = parts_.stager->Take(action.name, action.staged_name); !taken.ok()) {
@@ -398,7 +410,7 @@ Status NodeHost::StartStage(const NodeAction::Stage& action) {
   return OkStatus();
 }
 
-void NodeHost::StartPull(const NodeAction::Pull& action) {
+Status NodeHost::Do(const NodeAction::Pull& action) {
   task_threads_->Submit([this, action, flag = Flag(action.task)] {
     PullRequest request;
     request.digest = FixedFromProto<Blake3>(action.wanted.shard().digest());
@@ -419,9 +431,10 @@ void NodeHost::StartPull(const NodeAction::Pull& action) {
     Post(NodeEvent::Pulled{action.task, request.digest, std::move(result.status),
                            result.bytes_pulled, std::move(result.bad_sources), result.took});
   });
+  return OkStatus();
 }
 
-void NodeHost::StartVerify(const NodeAction::Verify& action) {
+Status NodeHost::Do(const NodeAction::Verify& action) {
   task_threads_->Submit([this, action, flag = Flag(action.task)] {
     const Instant begin = parts_.clock->Now();
     VerifyResult result = parts_.store->Verify(action.digest, flag.get());
@@ -429,9 +442,10 @@ void NodeHost::StartVerify(const NodeAction::Verify& action) {
     Post(NodeEvent::Verified{action.task, action.digest, result.ok, std::move(result.problem),
                              parts_.clock->Now() - begin});
   });
+  return OkStatus();
 }
 
-void NodeHost::StartDelete(const NodeAction::DeleteShards& action) {
+Status NodeHost::Do(const NodeAction::DeleteShards& action) {
   task_threads_->Submit([this, action] {
     for (const Blake3& digest : action.digests) {
       if (const Status s = parts_.store->Delete(digest); !s.ok()) {
@@ -447,6 +461,7 @@ void NodeHost::StartDelete(const NodeAction::DeleteShards& action) {
     EndTask(action.task);
     Post(NodeEvent::Deleted{action.task});
   });
+  return OkStatus();
 }
 
 void NodeHost::OnChange(const DirChange& change) {

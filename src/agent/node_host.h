@@ -85,12 +85,37 @@ class NodeHost {
   // Ordered actions and starts of tasks, on the ordered thread.
   void RunBatch(const NodeActions& actions);
   Status Carry(const NodeAction::Any& action);
-  Status CleanVolume(const NodeAction::CleanVolume& action);
-  Status ForgetGenerations(const NodeAction::ForgetGenerations& action);
-  Status StartStage(const NodeAction::Stage& action);
-  void StartPull(const NodeAction::Pull& action);
-  void StartVerify(const NodeAction::Verify& action);
-  void StartDelete(const NodeAction::DeleteShards& action);
+  Status Do(const NodeAction::PersistState& action);
+  Status Do(const NodeAction::RemoveConfig& action);
+  Status Do(const NodeAction::ReadConfig& action);
+  Status Do(const NodeAction::CleanVolume& action);
+  Status Do(const NodeAction::StartWatchingSaves& action);
+  Status Do(const NodeAction::LocateCoordinator& action);
+  Status Do(const NodeAction::BecomeCoordinator& action);
+  Status Do(const NodeAction::Connect& action);
+  Status Do(const NodeAction::Disconnect& action);
+  Status Do(const NodeAction::Send& action);
+  Status Do(const NodeAction::WritePrerestore& action);
+  Status Do(const NodeAction::PlaceLink& action);
+  Status Do(const NodeAction::PlaceNoCheckpoint& action);
+  Status Do(const NodeAction::WriteMeta& action);
+  Status Do(const NodeAction::RemoveOtherMetas& action);
+  Status Do(const NodeAction::RecordGeneration& action);
+  Status Do(const NodeAction::ForgetGenerations& action);
+  Status Do(const NodeAction::WriteError& action);
+  Status Do(const NodeAction::WriteFailed& action);
+  Status Do(const NodeAction::LogText& action);
+  Status Do(const NodeAction::UseMembers& action);
+  Status Do(const NodeAction::ExitNow& action);
+  Status Do(const NodeAction::Stage& action);
+  Status Do(const NodeAction::Pull& action);
+  Status Do(const NodeAction::Verify& action);
+  Status Do(const NodeAction::DeleteShards& action);
+  // Carried out by Dispatch, at once; they never reach a batch.
+  Status Do(const NodeAction::SetTimer&) { return OkStatus(); }
+  Status Do(const NodeAction::CancelTimer&) { return OkStatus(); }
+  Status Do(const NodeAction::CancelTask&) { return OkStatus(); }
+  Status OnLoop(std::function<void()> work);
   std::shared_ptr<std::atomic<bool>> Flag(TaskId task);  // any thread
   void EndTask(TaskId task);
 
