@@ -1,5 +1,5 @@
 // A small HTTP/1.1 server and client for the admin API: a Unix socket, and optionally a TCP port
-// for /metrics and status pages. Not for bulk data.
+// for /metrics and status pages. Not for bulk data; one request a connection.
 #pragma once
 
 #include <functional>
@@ -14,10 +14,10 @@
 namespace tierkeep {
 
 struct HttpRequest {
-  std::string method;  // "GET", "POST"
-  std::string path;    // without the query
+  std::string method;  // "GET", "POST"; the server answers others with 404 by itself
+  std::string path;    // without the query, percent-decoded
   std::string query;   // raw, without '?'
-  std::string body;    // at most 1 MiB
+  std::string body;    // at most 1 MiB; the server answers more with 413 by itself
 };
 
 struct HttpResponse {
@@ -26,17 +26,19 @@ struct HttpResponse {
   std::string body;
 };
 
-// Called on the server's threads, several at once.
+// Called on the server's threads, several at once. Must not throw.
 using HttpHandler = std::function<HttpResponse(const HttpRequest&)>;
 
+// An idle server uses no processor time. A request must arrive within 10 s, its answer leave within
+// 10 s; connections beyond what two threads and a short queue can take are closed at once.
 class HttpServer {
  public:
-  virtual ~HttpServer() =
-      default;  // stops listening, waits for handlers that run, unlinks the socket
+  // Stops listening, waits for handlers that run, unlinks the socket.
+  virtual ~HttpServer() = default;
   // Mode 0600. A socket file left behind is replaced; one that answers is kAlreadyExists.
   static Result<std::unique_ptr<HttpServer>> ListenUnix(const std::string& path,
                                                         HttpHandler handler);
-  // Port 0: any free.
+  // Port 0: any free; host "": all addresses.
   static Result<std::unique_ptr<HttpServer>> ListenTcp(const HostPort& at, HttpHandler handler);
   virtual uint16_t port() const = 0;  // 0 for a Unix socket
 };
