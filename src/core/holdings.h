@@ -28,6 +28,18 @@ class Holdings {
   // The node recorded this generation and forgot all others.
   void SetRecord(const std::string& node, const control::GenerationRecord& record);
 
+  // Removes the node's copies of which `gone(shard)` is true.
+  template <typename F>
+  void RemoveCopiesIf(const std::string& node, F gone) {
+    const auto own = by_node_.find(node);
+    if (own == by_node_.end()) return;
+    std::vector<Blake3> digests;
+    for (const Blake3& digest : own->second) {
+      if (gone(shards_.at(digest))) digests.push_back(digest);
+    }
+    for (const Blake3& digest : digests) RemoveCopy(node, digest);
+  }
+
   bool Has(const std::string& node, const Blake3& digest) const;
   bool HasVerified(const std::string& node, const Blake3& digest) const;
   // Names of all nodes with a copy, verified ones first, each part sorted.

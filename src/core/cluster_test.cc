@@ -1,0 +1,124 @@
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "core/cluster_testutil.h"
+#include "core/holdings.h"
+
+namespace tierkeep {
+namespace {
+
+std::string LogOf(const TestCluster& cluster) {
+  std::string text;
+  for (const auto& line : cluster.log()) text += line + "\n";
+  return text;
+}
+
+#define ASSERT_RUNS_UNTIL(cluster, condition) \
+  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); })) << LogOf(cluster)
+
+void Restart(TestCluster* cluster) { cluster->StartJob(); }
+
+// A job of `nodes` that has committed step 10.
+void Begin(TestCluster* cluster) {
+  cluster->StartJob();
+  ASSERT_RUNS_UNTIL(*cluster, cluster->AllReleased());
+  EXPECT_FALSE(cluster->client(0).step.has_value());
+  cluster->SaveAll(10);
+  ASSERT_RUNS_UNTIL(*cluster, cluster->AllCommitted(10));
+}
+
+TEST(Cluster, ColdStartSavesReplicatesCommits) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  EXPECT_TRUE(cluster.Logged("No valid checkpoints found anywhere"));
+  EXPECT_TRUE(cluster.Logged("All files were replicated globally for step 10"));
+  for (const Blake3& digest : cluster.NewestDigests()) EXPECT_EQ(cluster.CopiesOf(digest), 2U);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  // Only the newest generation stays.
+  cluster.Run(1s);
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cluster.store(i).size(), 2U);
+  EXPECT_EQ(cluster.status(0).phase, "running");
+  EXPECT_TRUE(cluster.client(0).failed.empty());
+}
+
+TEST(Cluster, RestartRestoresOwnShards) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  const uint64_t pulls = cluster.pulls();
+  Restart(&cluster);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
+  EXPECT_EQ(cluster.client(1).step, 10U);
+  EXPECT_TRUE(cluster.Logged("We will restore in-cluster checkpoint: 10"));
+  EXPECT_EQ(cluster.pulls(), pulls);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+}
+
+TEST(Cluster, ALostNodesShardComesFromItsPeer) {
+  for (const size_t lost : {0, 1, 2, 3}) {
+    TestCluster cluster({.seed = lost + 1, .hosts = 4, .world = {.nodes = 4}});
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    cluster.KillAgent(lost);
+    cluster.LoseHost(lost);
+    cluster.StartAgent(lost);
+    Restart(&cluster);
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(cluster.client(i).step, 10U) << LogOf(cluster);
+    // Redundancy is rebuilt without waiting for the next save.
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(10));
+    for (const Blake3& digest : cluster.NewestDigests()) EXPECT_EQ(cluster.CopiesOf(digest), 2U);
+  }
+}
+
+TEST(Cluster, RanksSwapped) {
+  TestCluster cluster({.hosts = 4, .world = {.nodes = 4}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  const std::vector<Blake3> digests = cluster.NewestDigests();
+  for (size_t i = 0; i < 4; ++i) cluster.StartClient(i, static_cast<Rank>(3 - i));
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(cluster.client(i).digest, digests[3 - i]);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+}
+
+TEST(Cluster, ACompleteSaveThatWasNotCommittedIsRestored) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  // Nothing can be pulled, so that step 20 stays uncommitted.
+  cluster.CutData(0, 1);
+  cluster.SaveAll(20);
+  cluster.Run(5s);
+  EXPECT_TRUE(cluster.AllCommitted(10));
+  Restart(&cluster);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 20U) << LogOf(cluster);
+}
+
+TEST(Cluster, ASaveThatWasNotEvenTakenIsAdopted) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  for (size_t i = 0; i < 2; ++i) cluster.KillAgent(i);
+  cluster.SaveAll(20);
+  for (size_t i = 0; i < 2; ++i) cluster.StartAgent(i);
+  Restart(&cluster);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 20U) << LogOf(cluster);
+}
+
+TEST(Cluster, DataParallelReplicasNeedNoCopies) {
+  TestCluster cluster({.hosts = 4, .world = {.nodes = 4, .data_parallelism = 2}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  EXPECT_EQ(cluster.pulls(), 0U);
+  cluster.KillAgent(0);
+  cluster.LoseHost(0);
+  cluster.StartAgent(0);
+  Restart(&cluster);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
+  EXPECT_EQ(cluster.pulls(), 1U);
+}
+
+}  // namespace
+}  // namespace tierkeep

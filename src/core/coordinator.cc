@@ -1,0 +1,384 @@
+#include "core/coordinator.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/check.h"
+#include "core/coordinator_impl.h"
+
+namespace tierkeep {
+
+CoordinatorMachine::CoordinatorMachine(CoordinatorOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
+CoordinatorMachine::~CoordinatorMachine() = default;
+CoordinatorActions CoordinatorMachine::Step(Instant now, const CoordinatorEvent::Any& event) {
+  return impl_->Step(now, event);
+}
+control::JobStatus CoordinatorMachine::status() const { return impl_->status(); }
+const std::string& CoordinatorMachine::job() const { return impl_->job(); }
+
+CoordinatorMachine::Impl::Impl(CoordinatorOptions options)
+    : options_(std::move(options)), settings_(options_.settings) {
+  TK_CHECK(!options_.run_nonce.IsZero());
+}
+
+CoordinatorActions CoordinatorMachine::Impl::Step(Instant now, const CoordinatorEvent::Any& event) {
+  now_ = now;
+  if (state_ == State::kDown) return {};
+  std::visit([this](const auto& e) { Handle(e); }, event);
+  if (state_ == State::kRunning || state_ == State::kRestoring) TellStatus(false);
+  return std::exchange(actions_, {});
+}
+
+// ---- rendezvous ------------------------------------------------------------------------------
+
+void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::Started& e) {
+  started_ = now_;
+  wall_ = e.wall;
+  actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
+  Arm(kPingTimer, options_.timings.ping_interval);
+}
+
+control::RendezvousRecord CoordinatorMachine::Impl::OwnRecord() const {
+  control::RendezvousRecord record = record_;
+  record.set_job(job());
+  record.mutable_coordinator()->set_host(options_.control_host);
+  record.mutable_coordinator()->set_port(options_.control_port);
+  record.set_boot(options_.boot.Raw());
+  record.set_node(options_.node_name);
+  return record;
+}
+
+bool CoordinatorMachine::Impl::IsOurs(const control::RendezvousRecord& record) const {
+  return record.node() == options_.node_name && record.boot() == options_.boot.Raw() &&
+         record.coordinator().host() == options_.control_host &&
+         record.coordinator().port() == options_.control_port;
+}
+
+void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e) {
+  const control::RendezvousRecord found = e.record.value_or(control::RendezvousRecord());
+  const bool others = e.record && !IsOurs(found) && found.epoch() > epoch_;
+  if (write_in_flight_) return;  // its outcome comes first
+  if (state_ == State::kGathering && others) {
+    // Somebody else gathers this job now. While nobody has come to us, we may be the newer one.
+    const bool alone =
+        members_.empty() ||
+        (members_.size() == 1 && members_.begin()->second.connection == kLocalConnection);
+    if (!alone || contests_ > 0) {
+      StandDown(fmt::format("node {} coordinates the job now", found.node()));
+      return;
+    }
+    ++contests_;
+  }
+  record_ = found;
+  version_ = e.version;
+  if (state_ == State::kFixing) {
+    if (others) {
+      StandDown(fmt::format("node {} coordinates the job now", found.node()));
+      return;
+    }
+    WriteRun();
+    return;
+  }
+  const bool registered = epoch_ != 0 && IsOurs(found);
+  if (state_ != State::kStarting && (state_ != State::kGathering || registered)) return;
+  state_ = State::kStarting;
+  writing_ = OwnRecord();
+  writing_.set_epoch(std::max(record_.epoch(), epoch_) + 1);
+  write_in_flight_ = true;
+  actions_.emplace_back(CoordinatorAction::WriteRendezvous{writing_, version_});
+}
+
+void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousWritten& e) {
+  write_in_flight_ = false;
+  record_ = writing_;
+  version_ = e.version;
+  epoch_ = record_.epoch();
+  if (state_ == State::kStarting) {
+    state_ = State::kGathering;
+    Arm(kRecheckTimer, options_.timings.gather_recheck);
+    TryClose();
+  } else if (state_ == State::kFixing) {
+    StartRun();
+  }
+}
+
+void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousFailed& e) {
+  write_in_flight_ = false;
+  if (e.error.code() == Code::kAborted) {
+    actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
+    return;
+  }
+  Log(Severity::kWarning, "The rendezvous can't be used: " + e.error.ToString());
+  Arm(kRendezvousTimer, options_.timings.reconnect_max);
+}
+
+void CoordinatorMachine::Impl::StandDown(const std::string& reason) {
+  ForEachPeer([&](Peer& peer) {
+    if (peer.connected) Reject(peer.connection, reason, false);
+  });
+  Log(Severity::kWarning, "This node no longer coordinates the job: " + reason);
+  actions_.emplace_back(CoordinatorAction::StandDown{reason});
+  state_ = State::kDown;
+}
+
+// ---- messages --------------------------------------------------------------------------------
+
+void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::Received& e) {
+  const control::Envelope& message = e.message;
+  if (message.job() != job()) {
+    ++dropped_messages_;
+    if (message.has_join()) Reject(e.from, "this coordinator serves job " + job(), true);
+    return;
+  }
+  if (message.has_join()) {
+    HandleJoin(e.from, message.join());
+    return;
+  }
+  Peer* peer = FindByConnection(e.from);
+  if (peer == nullptr) {
+    ++dropped_messages_;
+    return;
+  }
+  peer->heard = now_;
+  if (message.has_ping()) return;
+  if (message.has_leaving()) {
+    LostConnection(e.from);
+    return;
+  }
+  const bool ours = message.epoch() == epoch_ && FromProto(message.run()) == run_;
+  const bool in_run = state_ == State::kRestoring || state_ == State::kRunning;
+  const auto member = members_.find(peer->rank());
+  if (!ours || !in_run || member == members_.end() || &member->second != peer) {
+    ++dropped_messages_;
+    return;
+  }
+  HandleMember(peer, message);
+}
+
+void CoordinatorMachine::Impl::HandleMember(Peer* peer, const control::Envelope& message) {
+  switch (message.body_case()) {
+    case control::Envelope::kRestorePrepared:
+      OnPrepared(peer, message.restore_prepared());
+      break;
+    case control::Envelope::kSaveStaged:
+      OnStaged(peer, message.save_staged());
+      break;
+    case control::Envelope::kSaveFailed:
+      OnSaveFailed(peer, message.save_failed());
+      break;
+    case control::Envelope::kKept:
+      OnKept(peer, message.kept());
+      break;
+    case control::Envelope::kCommitRecorded:
+      OnCommitRecorded(peer, message.commit_recorded());
+      break;
+    default:
+      ++dropped_messages_;
+  }
+}
+
+void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::Disconnected& e) {
+  LostConnection(e.from);
+}
+
+void CoordinatorMachine::Impl::LostConnection(ConnectionId connection) {
+  std::erase_if(queued_, [&](const Peer& peer) { return peer.connection == connection; });
+  const auto of = [&](const Peer& peer) { return peer.connected && peer.connection == connection; };
+  const bool fixed =
+      state_ == State::kFixing || state_ == State::kRestoring || state_ == State::kRunning;
+  for (auto it = members_.begin(); it != members_.end(); ++it) {
+    if (!of(it->second)) continue;
+    if (fixed) {
+      it->second.connected = false;
+      SetProblem("away " + it->second.node(),
+                 fmt::format("rank {} on node {} is not connected", it->first, it->second.node()));
+      return;
+    }
+    holdings_.RemoveNode(it->second.node());
+    members_.erase(it);
+    if (members_.empty()) Disarm(kGatherTimer);
+    return;
+  }
+  for (auto* map : {&resumed_, &pending_}) {
+    for (auto it = map->begin(); it != map->end(); ++it) {
+      if (!of(it->second)) continue;
+      if (map == &resumed_) holdings_.RemoveNode(it->second.node());
+      map->erase(it);
+      return;
+    }
+  }
+  for (auto it = holders_.begin(); it != holders_.end(); ++it) {
+    if (!of(it->second)) continue;
+    holdings_.RemoveNode(it->first);
+    holders_.erase(it);
+    return;
+  }
+}
+
+template <typename F>
+void CoordinatorMachine::Impl::ForEachPeer(F f) {
+  for (auto* map : {&members_, &resumed_, &pending_}) {
+    for (auto& [rank, peer] : *map) f(peer);
+  }
+  for (auto& [node, peer] : holders_) f(peer);
+}
+
+CoordinatorMachine::Impl::Peer* CoordinatorMachine::Impl::FindByConnection(
+    ConnectionId connection) {
+  Peer* found = nullptr;
+  ForEachPeer([&](Peer& peer) {
+    if (found == nullptr && peer.connected && peer.connection == connection) found = &peer;
+  });
+  return found;
+}
+
+CoordinatorMachine::Impl::Peer* CoordinatorMachine::Impl::FindMemberByAgent(
+    const std::string& agent) {
+  for (auto& [rank, peer] : members_) {
+    if (peer.agent() == agent) return &peer;
+  }
+  return nullptr;
+}
+
+control::Envelope CoordinatorMachine::Impl::NewMessage() const {
+  control::Envelope message;
+  message.set_job(job());
+  message.set_sender(options_.node_name);
+  const bool in_run = state_ == State::kRestoring || state_ == State::kRunning;
+  if (in_run) {
+    *message.mutable_run() = ToProto(run_);
+    message.set_epoch(epoch_);
+  }
+  return message;
+}
+
+void CoordinatorMachine::Impl::SendTo(const Peer& peer, control::Envelope message) {
+  if (peer.connected) SendTo(peer.connection, std::move(message));
+}
+
+void CoordinatorMachine::Impl::SendTo(ConnectionId connection, control::Envelope message) {
+  actions_.emplace_back(CoordinatorAction::Send{connection, std::move(message)});
+}
+
+void CoordinatorMachine::Impl::Log(Severity severity, std::string text) {
+  actions_.emplace_back(CoordinatorAction::LogText{severity, std::move(text)});
+}
+
+// ---- timers and status -----------------------------------------------------------------------
+
+void CoordinatorMachine::Impl::Arm(Timer timer, Duration after) {
+  actions_.emplace_back(CoordinatorAction::SetTimer{timer, now_ + after});
+}
+
+void CoordinatorMachine::Impl::Disarm(Timer timer) {
+  actions_.emplace_back(CoordinatorAction::CancelTimer{timer});
+}
+
+void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
+  switch (static_cast<Timer>(e.timer)) {
+    case kGatherTimer:
+      GatherDeadline();
+      break;
+    case kRecheckTimer:
+      if (state_ != State::kGathering) break;
+      actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
+      Arm(kRecheckTimer, options_.timings.gather_recheck);
+      break;
+    case kRendezvousTimer:
+      if (!write_in_flight_) actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
+      break;
+    case kHolderTimer:
+      if (!waiting_for_holders_) break;
+      waited_for_holders_ = true;
+      Decide();
+      break;
+    case kPrepareTimer:
+      PrepareDeadline();
+      break;
+    case kPingTimer:
+      PingAll();
+      TellStatus(true);
+      Arm(kPingTimer, options_.timings.ping_interval);
+      break;
+    case kKeepTimer:
+      KeepDeadline();
+      break;
+    case kRetryTimer:
+      RetryKeeps();
+      break;
+    case kCommitTimer:
+      CommitDeadline();
+      break;
+  }
+}
+
+void CoordinatorMachine::Impl::PingAll() {
+  control::Envelope ping = NewMessage();
+  ping.mutable_ping()->set_number(++ping_number_);
+  std::vector<ConnectionId> silent;
+  ForEachPeer([&](Peer& peer) {
+    if (!peer.connected) return;
+    if (now_ - peer.heard > options_.timings.silent_after) {
+      silent.push_back(peer.connection);
+    } else {
+      SendTo(peer, ping);
+    }
+  });
+  for (const ConnectionId connection : silent) {
+    actions_.emplace_back(CoordinatorAction::CloseConnection{connection});
+    LostConnection(connection);
+  }
+}
+
+void CoordinatorMachine::Impl::SetProblem(const std::string& key, std::string text) {
+  auto& slot = problems_[key];
+  if (slot == text) return;
+  slot = std::move(text);
+  Log(Severity::kWarning, slot);
+}
+
+void CoordinatorMachine::Impl::ClearProblem(const std::string& key) { problems_.erase(key); }
+
+control::JobStatus CoordinatorMachine::Impl::status() const {
+  control::JobStatus status;
+  switch (state_) {
+    case State::kStarting:
+    case State::kGathering:
+    case State::kFixing:
+      status.set_state("gathering");
+      for (const Rank rank : MissingRanks()) status.add_missing_ranks(rank);
+      break;
+    case State::kRestoring:
+      status.set_state("restoring");
+      break;
+    case State::kRunning:
+      status.set_state("running");
+      break;
+    case State::kDown:
+      status.set_state("gathering");
+      break;
+  }
+  if (committed_) {
+    *status.mutable_last_committed() = *committed_;
+    status.mutable_last_committed()->clear_shards();
+  }
+  if (choice_) status.set_restore_reason(choice_->reason());
+  for (const auto& [key, text] : problems_) status.add_problems(text);
+  return status;
+}
+
+void CoordinatorMachine::Impl::TellStatus(bool even_if_gathering) {
+  const bool in_run = state_ == State::kRestoring || state_ == State::kRunning;
+  if (!in_run && !even_if_gathering) return;
+  control::JobStatus now = status();
+  std::string bytes = now.SerializeAsString();
+  if (bytes == told_status_) return;
+  told_status_ = std::move(bytes);
+  control::Envelope message = NewMessage();
+  *message.mutable_job_status() = std::move(now);
+  for (const auto& [rank, peer] : members_) SendTo(peer, message);
+}
+
+}  // namespace tierkeep

@@ -1,0 +1,467 @@
+// Who takes part: gathering, duplicates, rejoining, the end of a run.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/coordinator_impl.h"
+
+namespace tierkeep {
+namespace {
+
+std::string NameOf(const std::string& node, Rank rank, const control::Address& address) {
+  return fmt::format("node {} (rank {}, {})", node, rank, address.host());
+}
+
+// What all must agree on, as (name, value) texts in a fixed order.
+std::vector<std::pair<std::string, std::string>> Essentials(const control::JobSettings& settings) {
+  const WorldShape world = FromProto(settings.world());
+  return {{"job-name", settings.job()},
+          {"framework", std::string(FrameworkName(world.framework))},
+          {"nodes", std::to_string(world.nodes)},
+          {"workers-per-node", std::to_string(world.workers_per_node)},
+          {"assume-data-parallelism", std::to_string(world.data_parallelism)}};
+}
+
+// A run's own id from the machine's nonce: the second run that a machine starts has another one.
+Id128 DeriveNonce(const Id128& nonce, uint64_t count) {
+  if (count == 0) return nonce;
+  const Blake3 digest = ComputeBlake3(fmt::format("run {} of {}", count, nonce.Hex()));
+  Id128 id;
+  std::copy(digest.bytes.begin(), digest.bytes.begin() + Id128::kSize, id.bytes.begin());
+  return id;
+}
+
+std::string JoinRanks(const std::vector<Rank>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size() && i < 32; ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > 32) text += fmt::format(" and {} more", ranks.size() - 32);
+  return text;
+}
+
+}  // namespace
+
+void CoordinatorMachine::Impl::HandleJoin(ConnectionId from, const control::Join& join) {
+  Peer peer;
+  peer.join = join;
+  peer.connection = from;
+  peer.heard = now_;
+  if (state_ == State::kFixing) {
+    // Who takes part is being written down: whoever comes now is looked at after it.
+    queued_.push_back(std::move(peer));
+    return;
+  }
+  Admit(std::move(peer));
+}
+
+void CoordinatorMachine::Impl::Admit(Peer peer) {
+  if (peer.join.holder()) {
+    AddHolder(std::move(peer));
+  } else if (state_ == State::kRestoring || state_ == State::kRunning) {
+    RunJoin(std::move(peer));
+  } else if (!peer.in_run().none()) {
+    GatherResumed(std::move(peer));
+  } else {
+    GatherJoin(std::move(peer));
+  }
+}
+
+void CoordinatorMachine::Impl::AddHolder(Peer peer) {
+  for (const auto& [rank, member] : members_) {
+    if (member.node() == peer.node()) return;  // a member is more than a holder
+  }
+  holdings_.SetNode(peer.node(), job(), peer.join.inventory());
+  const std::string node = peer.node();
+  holders_[node] = std::move(peer);
+  if (state_ == State::kRestoring || state_ == State::kRunning) TellMembers();
+  if (waiting_for_holders_) Decide();
+}
+
+// Removes what an agent said earlier, but not over connection `except`.
+void CoordinatorMachine::Impl::ForgetAgent(const std::string& agent, ConnectionId except) {
+  for (auto* map : {&members_, &resumed_, &pending_}) {
+    for (auto it = map->begin(); it != map->end();) {
+      if (it->second.agent() != agent) {
+        ++it;
+        continue;
+      }
+      if (it->second.connected && it->second.connection != except) {
+        actions_.emplace_back(CoordinatorAction::CloseConnection{it->second.connection});
+      }
+      it = map->erase(it);
+    }
+  }
+}
+
+bool CoordinatorMachine::Impl::CheckAgreement(const Peer& peer) {
+  if (peer.rank() >= peer.join.settings().world().nodes()) {
+    Reject(peer.connection,
+           fmt::format("node-rank {} is out of range: the job has {} nodes", peer.rank(),
+                       peer.join.settings().world().nodes()),
+           true);
+    return false;
+  }
+  for (const auto& [rank, member] : members_) {
+    if (member.agent() == peer.agent()) continue;
+    const auto ours = Essentials(member.join.settings());
+    const auto theirs = Essentials(peer.join.settings());
+    for (size_t i = 0; i < ours.size(); ++i) {
+      if (ours[i].second == theirs[i].second) continue;
+      const std::string reason =
+          fmt::format("the nodes disagree on {}: {} says {}, {} says {}", ours[i].first,
+                      NameOf(member.node(), rank, member.join.data()), ours[i].second,
+                      NameOf(peer.node(), peer.rank(), peer.join.data()), theirs[i].second);
+      Reject(peer.connection, reason, true);
+      RejectMembers(reason);
+      return false;
+    }
+  }
+  return true;
+}
+
+// Two agents for one rank: the later one is taken for the newer, and the loser stays out until it
+// has a new yaml.
+bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
+  const auto refused = refused_attempts_.find(peer.agent());
+  if (refused != refused_attempts_.end() && refused->second == peer.attempt()) {
+    Reject(peer.connection,
+           fmt::format("another node has taken rank {}; this one needs a new replicator.yaml",
+                       peer.rank()),
+           true);
+    return false;
+  }
+  for (const auto& [rank, member] : members_) {
+    if (member.node() != peer.node() || member.agent() == peer.agent()) continue;
+    Reject(peer.connection,
+           fmt::format("node name {} is already used by {}", peer.node(),
+                       NameOf(member.node(), rank, member.join.data())),
+           true);
+    return false;
+  }
+  const auto same_rank = members_.find(peer.rank());
+  if (same_rank == members_.end() || same_rank->second.agent() == peer.agent()) return true;
+  const Peer& loser = same_rank->second;
+  const std::string reason =
+      fmt::format("rank {} is claimed by {} and, later, by {}: the later one takes part",
+                  peer.rank(), NameOf(loser.node(), loser.rank(), loser.join.data()),
+                  NameOf(peer.node(), peer.rank(), peer.join.data()));
+  Log(Severity::kError, reason);
+  if (loser.connected) Reject(loser.connection, reason, true);
+  refused_attempts_[loser.agent()] = loser.attempt();
+  holdings_.RemoveNode(loser.node());
+  members_.erase(same_rank);
+  return true;
+}
+
+void CoordinatorMachine::Impl::GatherJoin(Peer peer) {
+  if (!CheckAgreement(peer) || !ResolveDuplicates(peer)) return;
+  ForgetAgent(peer.agent(), peer.connection);
+  holders_.erase(peer.node());
+  holdings_.SetNode(peer.node(), job(), peer.join.inventory());
+  if (members_.empty()) Arm(kGatherTimer, options_.gather_deadline);
+  // Whoever still waits for a run that will never go on starts again with the others; whoever was
+  // released in it is told once a member of that run has a new yaml.
+  bool run_is_over = false;
+  for (const auto& [rank, resumed] : resumed_) {
+    const auto& nodes = resumed.join.previous_nodes();
+    run_is_over = run_is_over || rank == peer.rank() ||
+                  std::find(nodes.begin(), nodes.end(), peer.node()) != nodes.end();
+  }
+  for (auto it = resumed_.begin(); it != resumed_.end();) {
+    if (!run_is_over && it->second.join.released()) {
+      ++it;
+      continue;
+    }
+    SendRunEnded(it->second.connection, it->second.in_run(), "the job starts again");
+    holders_[it->second.node()] = std::move(it->second);
+    it = resumed_.erase(it);
+  }
+  const Rank rank = peer.rank();
+  members_[rank] = std::move(peer);
+  TryClose();
+}
+
+void CoordinatorMachine::Impl::GatherResumed(Peer peer) {
+  ForgetAgent(peer.agent(), peer.connection);
+  holders_.erase(peer.node());
+  holdings_.SetNode(peer.node(), job(), peer.join.inventory());
+  bool run_is_over = !members_.empty() && !peer.join.released();
+  for (const auto& [rank, member] : members_) {
+    const auto& nodes = peer.join.previous_nodes();
+    run_is_over = run_is_over || rank == peer.rank() ||
+                  std::find(nodes.begin(), nodes.end(), member.node()) != nodes.end();
+  }
+  if (run_is_over) {
+    SendRunEnded(peer.connection, peer.in_run(), "the job starts again");
+    const std::string node = peer.node();
+    holders_[node] = std::move(peer);
+    return;
+  }
+  const Rank rank = peer.rank();
+  resumed_[rank] = std::move(peer);
+  TryClose();
+}
+
+std::vector<Rank> CoordinatorMachine::Impl::MissingRanks() const {
+  const auto& map = members_.empty() ? resumed_ : members_;
+  const uint32_t nodes =
+      map.empty() ? settings_.world().nodes() : map.begin()->second.join.settings().world().nodes();
+  std::vector<Rank> missing;
+  for (Rank rank = 0; rank < nodes; ++rank) {
+    if (map.count(rank) == 0) missing.push_back(rank);
+  }
+  return missing;
+}
+
+void CoordinatorMachine::Impl::TryClose() {
+  if (state_ != State::kGathering) return;
+  if (members_.empty() == resumed_.empty()) {
+    if (members_.empty()) return;
+  }
+  if (!members_.empty()) {
+    if (!MissingRanks().empty()) return;
+    continuing_ = false;
+  } else {
+    if (!MissingRanks().empty()) return;
+    const RunId run = resumed_.begin()->second.in_run();
+    for (const auto& [rank, peer] : resumed_) {
+      if (peer.in_run() != run) return;
+    }
+    continuing_ = true;
+    members_ = std::exchange(resumed_, {});
+  }
+  settings_ = AgreedSettings();
+  state_ = State::kFixing;
+  Disarm(kGatherTimer);
+  WriteRun();
+}
+
+// For what need not be equal, rank 0's value holds for all; peer-ranks are each node's own.
+control::JobSettings CoordinatorMachine::Impl::AgreedSettings() {
+  control::JobSettings agreed = members_.at(0).join.settings();
+  for (const auto& [rank, peer] : members_) {
+    const auto& own = peer.join.settings();
+    if (own.backup_interval_minutes() != agreed.backup_interval_minutes() ||
+        own.backup_interval_steps() != agreed.backup_interval_steps() ||
+        own.has_peers_per_node() != agreed.has_peers_per_node() ||
+        own.peers_per_node() != agreed.peers_per_node()) {
+      Log(Severity::kWarning,
+          fmt::format("Node {} has other peers-per-node or backup settings than rank 0, whose "
+                      "settings hold for all",
+                      peer.node()));
+    }
+  }
+  agreed.set_has_peer_ranks(false);
+  agreed.clear_peer_ranks();
+  return agreed;
+}
+
+void CoordinatorMachine::Impl::WriteRun() {
+  uint64_t sequence = WallMillis(wall_ + (now_ - started_));
+  Epoch epoch = std::max<Epoch>(epoch_, record_.epoch());
+  for (const auto& [rank, peer] : members_) {
+    epoch = std::max<Epoch>(epoch, peer.join.highest_epoch());
+    sequence = std::max<uint64_t>(sequence, peer.join.highest_run().sequence() + 1);
+  }
+  sequence = std::max<uint64_t>(sequence, record_.run().sequence() + 1);
+  if (continuing_) {
+    run_ = members_.begin()->second.in_run();
+  } else {
+    run_ = {sequence, DeriveNonce(options_.run_nonce, runs_started_)};
+  }
+  writing_ = OwnRecord();
+  writing_.set_epoch(epoch + 1);
+  *writing_.mutable_run() = ToProto(run_);
+  write_in_flight_ = true;
+  actions_.emplace_back(CoordinatorAction::WriteRendezvous{writing_, version_});
+}
+
+// The run stands in the rendezvous: only now may anybody hear of it.
+void CoordinatorMachine::Impl::StartRun() {
+  ++runs_started_;
+  state_ = State::kRestoring;
+  Disarm(kRecheckTimer);
+  problems_.clear();
+  PlacementInput placement{.nodes = settings_.world().nodes(),
+                           .data_parallelism = settings_.world().data_parallelism()};
+  if (settings_.has_peers_per_node()) placement.peers_per_node = settings_.peers_per_node();
+  for (const auto& [rank, peer] : members_) {
+    const auto& own = peer.join.settings();
+    if (own.has_peer_ranks()) {
+      placement.explicit_peers[rank] = {own.peer_ranks().begin(), own.peer_ranks().end()};
+    }
+  }
+  keepers_ = Keepers(placement);
+  if (settings_.world().nodes() == 1) {
+    SetProblem("alone", "The job has one node: its checkpoints have no in-cluster redundancy");
+  }
+  // Agents of the run before that aren't part of this one serve as holders from now on.
+  for (auto& [rank, peer] : resumed_) {
+    SendRunEnded(peer.connection, peer.in_run(), "the job has started again without this node");
+    holders_[peer.node()] = std::move(peer);
+  }
+  resumed_.clear();
+  matcher_.emplace(settings_.world().nodes());
+  Log(Severity::kInfo, fmt::format("Run {} {} with {} nodes", run_.ToString(),
+                                   continuing_ ? "goes on" : "begins", members_.size()));
+  for (auto& [rank, peer] : members_) {
+    if (!continuing_) peer.join.set_released(false);
+  }
+  StartRestore();
+  for (Peer& peer : std::exchange(queued_, {})) Admit(std::move(peer));
+}
+
+void CoordinatorMachine::Impl::SendRunStart(const Peer& peer, bool continued) {
+  control::Envelope message = NewMessage();
+  auto* start = message.mutable_run_start();
+  *start->mutable_run() = ToProto(run_);
+  start->set_epoch(epoch_);
+  *start->mutable_settings() = settings_;
+  start->set_continued(continued);
+  const auto add = [&](const Peer& member, bool holder) {
+    auto* entry = start->add_members();
+    entry->set_rank(holder ? 0 : member.rank());
+    entry->set_node(member.node());
+    entry->set_agent(member.agent());
+    *entry->mutable_data() = member.join.data();
+    entry->set_holder(holder);
+    entry->set_data_token(member.join.data_token());
+  };
+  for (const auto& [rank, member] : members_) add(member, false);
+  for (const auto& [node, holder] : holders_) add(holder, true);
+  SendTo(peer, std::move(message));
+}
+
+// Again to all, when addresses or tokens have changed: who has begun takes the members only.
+void CoordinatorMachine::Impl::TellMembers() {
+  for (const auto& [rank, peer] : members_) SendRunStart(peer, peer.join.released());
+  for (const auto& [node, holder] : holders_) SendRunStart(holder, true);
+}
+
+void CoordinatorMachine::Impl::RunJoin(Peer peer) {
+  Peer* member = FindMemberByAgent(peer.agent());
+  if (!peer.in_run().none() && (peer.in_run() != run_ || member == nullptr)) {
+    SendRunEnded(peer.connection, peer.in_run(), "another run of the job has begun");
+    AddHolder(std::move(peer));
+    return;
+  }
+  if (member != nullptr && peer.attempt() == member->attempt() && peer.rank() == member->rank()) {
+    Rejoin(member, std::move(peer));
+    return;
+  }
+  if (member != nullptr && peer.attempt() < member->attempt()) {
+    Reject(peer.connection, "a newer attempt of this agent is part of the run", true);
+    return;
+  }
+  if (member != nullptr) {
+    EndRun(fmt::format("node {} has a new replicator.yaml", peer.node()));
+    GatherJoin(std::move(peer));
+    return;
+  }
+  // A stranger: the run ends only when all ranks have come anew.
+  const Rank rank = peer.rank();
+  const uint32_t nodes = peer.join.settings().world().nodes();
+  pending_[rank] = std::move(peer);
+  SetProblem("stranger", fmt::format("node {} wants rank {} of the job while its run goes on",
+                                     pending_[rank].node(), rank));
+  if (pending_.size() == nodes) EndRun("all ranks have come with a new replicator.yaml");
+}
+
+void CoordinatorMachine::Impl::Rejoin(Peer* member, Peer peer) {
+  if (member->connected && member->connection != peer.connection) {
+    actions_.emplace_back(CoordinatorAction::CloseConnection{member->connection});
+  }
+  ClearProblem("away " + member->node());
+  const bool moved =
+      member->join.data().SerializeAsString() != peer.join.data().SerializeAsString() ||
+      member->join.data_token() != peer.join.data_token();
+  const bool prepared = state_ == State::kRunning;
+  *member = std::move(peer);
+  member->prepared = prepared;
+  if (member->in_run() != run_) member->join.set_released(false);
+  holdings_.SetNode(member->node(), job(), member->join.inventory());
+  SendRunStart(*member, member->join.released());
+  if (moved) {
+    for (const auto& [rank, other] : members_) {
+      if (&other != member) SendRunStart(other, other.join.released());
+    }
+  }
+  ResumeMember(member);
+}
+
+void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
+  Log(Severity::kWarning, fmt::format("Run {} is over: {}", run_.ToString(), reason));
+  for (auto& [rank, peer] : members_) {
+    if (!peer.connected) {
+      holdings_.RemoveNode(peer.node());
+      continue;
+    }
+    SendRunEnded(peer.connection, run_, reason);
+    holders_[peer.node()] = std::move(peer);
+  }
+  members_.clear();
+  state_ = State::kGathering;
+  choice_.reset();
+  decision_ = 0;
+  failures_.clear();
+  waiting_for_holders_ = waited_for_holders_ = false;
+  prepare_timeouts_ = 0;
+  matcher_.reset();
+  active_.reset();
+  rebuild_.reset();
+  committed_.reset();
+  committed_keep_.clear();
+  commit_open_.clear();
+  problems_.clear();
+  contests_ = 1;  // who has coordinated a run doesn't contest a newer record
+  for (const Timer timer : {kHolderTimer, kPrepareTimer, kKeepTimer, kRetryTimer, kCommitTimer}) {
+    Disarm(timer);
+  }
+  actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
+  Arm(kRecheckTimer, options_.timings.gather_recheck);
+  for (auto& [rank, peer] : std::exchange(pending_, {})) GatherJoin(std::move(peer));
+}
+
+void CoordinatorMachine::Impl::SendRunEnded(ConnectionId connection, const RunId& run,
+                                            const std::string& reason) {
+  control::Envelope message = NewMessage();
+  *message.mutable_run_ended()->mutable_run() = ToProto(run);
+  message.mutable_run_ended()->set_reason(reason);
+  SendTo(connection, std::move(message));
+}
+
+void CoordinatorMachine::Impl::Reject(ConnectionId connection, const std::string& reason,
+                                      bool fatal) {
+  control::Envelope message = NewMessage();
+  message.mutable_rejected()->set_reason(reason);
+  message.mutable_rejected()->set_fatal(fatal);
+  SendTo(connection, std::move(message));
+}
+
+// Ends the attempt of every member: their jobs must be told and start again.
+void CoordinatorMachine::Impl::RejectMembers(const std::string& reason) {
+  Log(Severity::kError, reason);
+  for (const auto& [rank, peer] : members_) {
+    if (peer.connected) Reject(peer.connection, reason, true);
+    holdings_.RemoveNode(peer.node());
+  }
+  members_.clear();
+  Disarm(kGatherTimer);
+}
+
+void CoordinatorMachine::Impl::GatherDeadline() {
+  if (members_.empty() || (state_ != State::kGathering && state_ != State::kStarting)) return;
+  const std::vector<Rank> missing = MissingRanks();
+  if (missing.empty()) {
+    RejectMembers("the rendezvous could not be written within " +
+                  FormatDuration(options_.gather_deadline));
+    return;
+  }
+  RejectMembers(fmt::format("rank{} {} did not join within {}", missing.size() == 1 ? "" : "s",
+                            JoinRanks(missing), FormatDuration(options_.gather_deadline)));
+}
+
+}  // namespace tierkeep

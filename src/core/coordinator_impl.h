@@ -1,0 +1,219 @@
+// Inside of CoordinatorMachine: the state that its parts share. coordinator.cc dispatches events
+// and speaks to members; coordinator_gather.cc finds out who takes part; coordinator_restore.cc
+// makes the restore decision; coordinator_run.cc protects and commits saves.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/coordinator.h"
+#include "core/holdings.h"
+#include "core/protection.h"
+#include "core/restore_choice.h"
+#include "core/save_match.h"
+#include "format/ids.h"
+#include "format/messages.h"
+
+namespace tierkeep {
+
+class CoordinatorMachine::Impl {
+ public:
+  explicit Impl(CoordinatorOptions options);
+  CoordinatorActions Step(Instant now, const CoordinatorEvent::Any& event);
+  control::JobStatus status() const;
+  const std::string& job() const { return options_.settings.job(); }
+
+ private:
+  enum class State : uint8_t {
+    kStarting,   // registering at the rendezvous
+    kGathering,  // waiting for all ranks
+    kFixing,     // all are here; the run is being written to the rendezvous
+    kRestoring,
+    kRunning,
+    kDown,
+  };
+  enum Timer : TimerId {
+    kGatherTimer = 1,
+    kRecheckTimer,
+    kHolderTimer,
+    kPrepareTimer,
+    kPingTimer,
+    kKeepTimer,
+    kRetryTimer,
+    kCommitTimer,
+    kRendezvousTimer,
+  };
+  // An agent that takes part, or could.
+  struct Peer {
+    control::Join join;
+    ConnectionId connection = 0;
+    bool connected = true;
+    bool prepared = false;  // of the current decision
+    int failures = 0;       // own failures to prepare, not a source's
+    Instant heard;
+
+    const std::string& node() const { return join.node(); }
+    Rank rank() const { return join.rank(); }
+    const std::string& agent() const { return join.attempt().agent(); }
+    uint64_t attempt() const { return join.attempt().counter(); }
+    RunId in_run() const { return FromProto(join.in_run()); }
+  };
+  // A generation on its way to enough copies.
+  struct Protection {
+    control::GenerationRecord record;
+    ProtectionPlan plan;
+    bool rebuild = false;
+    bool commits = true;                     // false: already committed, copies were lost since
+    std::map<std::string, uint64_t> orders;  // outstanding, by node
+    int failed_tries = 0;
+    bool waiting = false;  // for the retry timer
+    bool stalled = false;  // given up; something newer will take its place
+  };
+
+  // -- coordinator.cc
+  void Handle(const CoordinatorEvent::Started& e);
+  void Handle(const CoordinatorEvent::RendezvousRead& e);
+  void Handle(const CoordinatorEvent::RendezvousWritten& e);
+  void Handle(const CoordinatorEvent::RendezvousFailed& e);
+  void Handle(const CoordinatorEvent::Received& e);
+  void Handle(const CoordinatorEvent::Disconnected& e);
+  void Handle(const CoordinatorEvent::TimerFired& e);
+  void HandleMember(Peer* peer, const control::Envelope& message);
+  control::Envelope NewMessage() const;
+  void SendTo(const Peer& peer, control::Envelope message);
+  void SendTo(ConnectionId connection, control::Envelope message);
+  void Log(Severity severity, std::string text);
+  void Arm(Timer timer, Duration after);
+  void Disarm(Timer timer);
+  Peer* FindByConnection(ConnectionId connection);
+  Peer* FindMemberByAgent(const std::string& agent);
+  template <typename F>
+  void ForEachPeer(F f);  // members, resumed, holders, pending
+  void PingAll();
+  void LostConnection(ConnectionId connection);
+  void TellStatus(bool even_if_gathering);
+  void SetProblem(const std::string& key, std::string text);
+  void ClearProblem(const std::string& key);
+  control::RendezvousRecord OwnRecord() const;
+  bool IsOurs(const control::RendezvousRecord& record) const;
+  void StandDown(const std::string& reason);
+
+  // -- coordinator_gather.cc
+  void HandleJoin(ConnectionId from, const control::Join& join);
+  void Admit(Peer peer);
+  void AddHolder(Peer peer);
+  void GatherJoin(Peer peer);
+  void GatherResumed(Peer peer);
+  void RunJoin(Peer peer);
+  bool CheckAgreement(const Peer& peer);
+  bool ResolveDuplicates(const Peer& peer);
+  void ForgetAgent(const std::string& agent, ConnectionId except);
+  void Reject(ConnectionId connection, const std::string& reason, bool fatal);
+  void RejectMembers(const std::string& reason);
+  void TryClose();
+  void WriteRun();
+  void StartRun();
+  void EndRun(const std::string& reason);
+  void SendRunEnded(ConnectionId connection, const RunId& run, const std::string& reason);
+  void GatherDeadline();
+  void Rejoin(Peer* member, Peer peer);
+  void SendRunStart(const Peer& peer, bool continued);
+  void TellMembers();
+  std::vector<Rank> MissingRanks() const;
+  control::JobSettings AgreedSettings();
+
+  // -- coordinator_restore.cc
+  void StartRestore();
+  void Decide();
+  bool WaitForHolders(const RestoreAnswer& answer);
+  RestoreQuestion Question() const;
+  void Announce();
+  void SendRestore(const Peer& member);
+  void OnPrepared(Peer* member, const control::RestorePrepared& m);
+  void NoteFailure(Peer* member, const control::RestorePrepared& m);
+  void PrepareDeadline();
+  void ReleaseIfAllPrepared();
+  void SendRelease(const Peer& member);
+
+  // -- coordinator_run.cc
+  void StartRunning();
+  void OnStaged(Peer* member, const control::SaveStaged& m);
+  void OnSaveFailed(Peer* member, const control::SaveFailed& m);
+  void OnKept(Peer* member, const control::Kept& m);
+  void OnCommitRecorded(Peer* member, const control::CommitRecorded& m);
+  void Apply(const SaveMatcher::Drops& drops);
+  void AfterMatch();
+  void BeginSave(const SaveKey& save);
+  void BeginRebuild(const control::GenerationRecord& record, bool commits);
+  void Pump(std::optional<Protection>* protection);
+  bool SendKeeps(Protection* protection, const std::map<std::string, std::vector<Blake3>>& missing);
+  void FailTry(Protection* protection, const std::string& why, bool final);
+  void Commit(std::optional<Protection>* protection);
+  void SendCommit(const Peer& peer);
+  void CheckLastCommitted();
+  void ResumeMember(Peer* member);
+  void KeepDeadline();
+  void RetryKeeps();
+  void CommitDeadline();
+  std::vector<std::string> NodesByRank() const;
+  bool AllConnected() const;
+
+  CoordinatorOptions options_;
+  Instant now_{};
+  CoordinatorActions actions_;
+  State state_ = State::kStarting;
+  Instant started_{};
+  WallTime wall_{};
+
+  // Rendezvous.
+  control::RendezvousRecord record_;  // as last read or written
+  std::string version_;
+  control::RendezvousRecord writing_;
+  bool write_in_flight_ = false;
+  int contests_ = 0;
+
+  // Who is who.
+  std::map<Rank, Peer> members_;  // fresh joins while gathering; then the run's
+  std::map<Rank, Peer> resumed_;  // of a run that this machine doesn't know: may go on with all
+  std::map<Rank, Peer> pending_;  // strangers' joins during a run
+  std::map<std::string, Peer> holders_;               // by node
+  std::vector<Peer> queued_;                          // came while the run was being fixed
+  std::map<std::string, uint64_t> refused_attempts_;  // by agent: losers of a duplicate rank
+  uint64_t ping_number_ = 0;
+
+  // The run.
+  control::JobSettings settings_;
+  RunId run_;
+  Epoch epoch_ = 0;
+  bool continuing_ = false;
+  uint64_t runs_started_ = 0;
+  Holdings holdings_;
+  std::vector<std::vector<Rank>> keepers_;
+
+  // The decision.
+  std::optional<control::RestoreChoice> choice_;
+  uint64_t decision_ = 0;
+  SourceFailures failures_;
+  bool waiting_for_holders_ = false;
+  bool waited_for_holders_ = false;
+  int prepare_timeouts_ = 0;
+
+  // Saves.
+  std::optional<SaveMatcher> matcher_;
+  std::optional<Protection> active_;
+  std::optional<Protection> rebuild_;
+  std::optional<control::GenerationRecord> committed_;
+  std::map<std::string, std::set<Blake3>> committed_keep_;
+  std::set<Rank> commit_open_;  // members that have not recorded it yet
+  uint64_t next_number_ = 1;
+  uint64_t next_order_ = 1;
+
+  std::map<std::string, std::string> problems_;
+  std::string told_status_;
+  uint64_t dropped_messages_ = 0;
+};
+
+}  // namespace tierkeep

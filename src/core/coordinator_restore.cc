@@ -1,0 +1,236 @@
+// The one restore decision for the whole job, and its fallbacks.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/coordinator_impl.h"
+
+namespace tierkeep {
+namespace {
+
+// Each failed decision takes a copy or a source out of the question, so they end by themselves;
+// this only bounds what a broken agent can do.
+constexpr uint64_t kDecisionsMax = 64;
+constexpr int kOwnFailuresMax = 2;
+constexpr int kPrepareTimeoutsMax = 2;
+
+}  // namespace
+
+void CoordinatorMachine::Impl::StartRestore() {
+  for (const auto& [rank, peer] : members_) SendRunStart(peer, peer.join.released());
+  for (const auto& [node, holder] : holders_) SendRunStart(holder, true);
+  if (!continuing_) {
+    Decide();
+    return;
+  }
+  bool all_released = true;
+  for (auto& [rank, peer] : members_) {
+    peer.prepared = peer.join.released();
+    if (!peer.prepared) {
+      all_released = false;
+    } else if (!choice_) {
+      choice_ = peer.join.restored();
+      decision_ = choice_->decision();
+    }
+  }
+  if (!choice_) {
+    Decide();
+  } else if (all_released) {
+    StartRunning();
+  } else {
+    // What some were released with holds for the rest.
+    Announce();
+  }
+}
+
+RestoreQuestion CoordinatorMachine::Impl::Question() const {
+  RestoreQuestion question{.job = job(),
+                           .world = FromProto(settings_.world()),
+                           .holdings = &holdings_,
+                           .failures = &failures_};
+  question.nodes = NodesByRank();
+  const auto add = [&](const Peer& peer) {
+    const control::Join& join = peer.join;
+    if (join.has_last_run() && join.has_last_restored() && !join.last_restored().none()) {
+      question.branches.push_back({FromProto(join.last_run()), join.last_restored().generation()});
+    }
+  };
+  for (const auto& [rank, peer] : members_) add(peer);
+  for (const auto& [node, peer] : holders_) add(peer);
+  return question;
+}
+
+// Nodes of the run before that are neither members nor here as holders may have the only copy.
+bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
+  if (!answer.better_may_exist || waited_for_holders_) return false;
+  std::set<std::string> absent;
+  for (const auto& [rank, peer] : members_) {
+    absent.insert(peer.join.previous_nodes().begin(), peer.join.previous_nodes().end());
+  }
+  for (const auto& [rank, peer] : members_) absent.erase(peer.node());
+  for (const auto& [node, peer] : holders_) absent.erase(node);
+  if (absent.empty()) return false;
+  if (!waiting_for_holders_) {
+    Log(Severity::kInfo,
+        fmt::format("Waiting up to {} for node {}, which may hold a newer checkpoint",
+                    FormatDuration(options_.timings.holder_grace), *absent.begin()));
+    Arm(kHolderTimer, options_.timings.holder_grace);
+  }
+  waiting_for_holders_ = true;
+  return true;
+}
+
+void CoordinatorMachine::Impl::Decide() {
+  if (state_ != State::kRestoring) return;
+  const RestoreAnswer answer = ChooseRestore(Question());
+  if (answer.kind == RestoreAnswer::Kind::kBlocked) {
+    const std::string reason = "the restore decision stops: " + answer.reason;
+    RejectMembers(reason);
+    EndRun(reason);
+    return;
+  }
+  if (WaitForHolders(answer)) return;
+  if (std::exchange(waiting_for_holders_, false)) Disarm(kHolderTimer);
+  for (const std::string& problem : answer.problems) {
+    Log(Severity::kError, problem);
+    problems_["restore " + problem] = problem;
+  }
+  control::RestoreChoice choice;
+  choice.set_decision(++decision_);
+  choice.set_reason(answer.reason);
+  if (answer.kind == RestoreAnswer::Kind::kGeneration) {
+    *choice.mutable_generation() = answer.generation;
+    Log(Severity::kInfo,
+        fmt::format("We will restore in-cluster checkpoint: {}", answer.generation.save().step()));
+  } else {
+    choice.set_none(true);
+    Log(Severity::kInfo, "No valid checkpoints found anywhere");
+    if (answer.lost) {
+      problems_["lost"] = "checkpoints existed, and none can be restored: " + answer.reason;
+      Log(Severity::kError, problems_["lost"]);
+    }
+  }
+  choice_ = std::move(choice);
+  for (auto& [rank, peer] : members_) peer.prepared = false;
+  Announce();
+}
+
+void CoordinatorMachine::Impl::Announce() {
+  Arm(kPrepareTimer, options_.timings.prepare_deadline);
+  for (const auto& [rank, peer] : members_) {
+    if (!peer.prepared) SendRestore(peer);
+  }
+}
+
+void CoordinatorMachine::Impl::SendRestore(const Peer& member) {
+  TK_CHECK(choice_.has_value());
+  control::Envelope message = NewMessage();
+  *message.mutable_restore()->mutable_choice() = *choice_;
+  if (!choice_->none()) {
+    for (auto& shard : ShardsOfRank(choice_->generation(), member.rank())) {
+      auto* wanted = message.mutable_restore()->add_wanted();
+      for (std::string& node :
+           SourcesFor(holdings_, failures_, DigestOf(shard), member.node(), member.rank())) {
+        wanted->add_nodes(std::move(node));
+      }
+      *wanted->mutable_shard() = std::move(shard);
+    }
+  }
+  SendTo(member, std::move(message));
+}
+
+void CoordinatorMachine::Impl::OnPrepared(Peer* member, const control::RestorePrepared& m) {
+  if (!choice_ || m.decision() != decision_) return;
+  if (!m.ok()) {
+    NoteFailure(member, m);
+    return;
+  }
+  if (!choice_->none()) {
+    for (const auto& shard : ShardsOfRank(choice_->generation(), member->rank())) {
+      holdings_.AddVerified(member->node(), shard);
+    }
+  }
+  // Bad copies may have been replaced on the way: what is held now was just said.
+  member->prepared = true;
+  member->failures = 0;
+  if (state_ == State::kRunning) {
+    if (!member->join.released()) {
+      member->join.set_released(true);
+      *member->join.mutable_in_run() = ToProto(run_);
+      SendRelease(*member);
+      ResumeMember(member);
+    }
+    return;
+  }
+  ReleaseIfAllPrepared();
+}
+
+void CoordinatorMachine::Impl::NoteFailure(Peer* member, const control::RestorePrepared& m) {
+  Log(Severity::kError, fmt::format("Node {} could not prepare checkpoint {}: {}", member->node(),
+                                    choice_->generation().save().step(), m.error()));
+  for (const std::string& bad : m.bad_shards()) {
+    holdings_.RemoveCopy(member->node(), FixedFromProto<Blake3>(bad));
+  }
+  for (const std::string& source : m.bad_sources()) ++failures_[{member->node(), source}];
+  if (m.bad_shards().empty() && m.bad_sources().empty()) ++member->failures;
+  if (member->failures > kOwnFailuresMax || decision_ >= kDecisionsMax) {
+    const std::string reason = fmt::format("node {} can't prepare its part of the checkpoint: {}",
+                                           member->node(), m.error());
+    if (state_ == State::kRestoring) RejectMembers(reason);
+    EndRun(reason);
+    return;
+  }
+  if (state_ == State::kRestoring) {
+    Decide();
+    return;
+  }
+  // The others are released: nothing but this very generation will do.
+  if (++member->failures > kOwnFailuresMax) {
+    EndRun(fmt::format("node {} can't get the checkpoint that the others run from: {}",
+                       member->node(), m.error()));
+    return;
+  }
+  SendRestore(*member);
+}
+
+void CoordinatorMachine::Impl::PrepareDeadline() {
+  if (state_ != State::kRestoring || !choice_) return;
+  std::string slow;
+  for (auto& [rank, peer] : members_) {
+    if (!peer.prepared) slow += (slow.empty() ? "" : ", ") + peer.node();
+  }
+  const std::string reason = fmt::format("node {} did not prepare checkpoint {} within {}", slow,
+                                         choice_->generation().save().step(),
+                                         FormatDuration(options_.timings.prepare_deadline));
+  Log(Severity::kError, reason);
+  if (++prepare_timeouts_ >= kPrepareTimeoutsMax) {
+    RejectMembers(reason);
+    EndRun(reason);
+    return;
+  }
+  Decide();
+}
+
+void CoordinatorMachine::Impl::ReleaseIfAllPrepared() {
+  for (const auto& [rank, peer] : members_) {
+    if (!peer.prepared) return;
+  }
+  Disarm(kPrepareTimer);
+  for (auto& [rank, peer] : members_) {
+    if (peer.join.released()) continue;
+    SendRelease(peer);
+    peer.join.set_released(true);
+    *peer.join.mutable_in_run() = ToProto(run_);
+  }
+  StartRunning();
+}
+
+void CoordinatorMachine::Impl::SendRelease(const Peer& member) {
+  control::Envelope message = NewMessage();
+  message.mutable_release()->set_decision(decision_);
+  SendTo(member, std::move(message));
+}
+
+}  // namespace tierkeep

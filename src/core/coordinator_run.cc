@@ -1,0 +1,361 @@
+// While the job runs: saves are matched, protected and committed one at a time, lost redundancy is
+// rebuilt, members come back.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/coordinator_impl.h"
+
+namespace tierkeep {
+
+std::vector<std::string> CoordinatorMachine::Impl::NodesByRank() const {
+  std::vector<std::string> nodes;
+  for (const auto& [rank, peer] : members_) nodes.push_back(peer.node());
+  return nodes;
+}
+
+bool CoordinatorMachine::Impl::AllConnected() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& entry) {
+    return entry.second.connected && entry.second.join.released();
+  });
+}
+
+void CoordinatorMachine::Impl::StartRunning() {
+  state_ = State::kRunning;
+  next_number_ = 1;
+  for (const auto& [node, records] : holdings_.records()) {
+    for (const auto& record : records) {
+      if (FromProto(record.save().run()) != run_) continue;
+      next_number_ = std::max<uint64_t>(next_number_, record.save_number() + 1);
+      if (record.committed() && (!committed_ || committed_->save_number() < record.save_number())) {
+        committed_ = record;
+      }
+    }
+  }
+  if (committed_) {
+    committed_keep_ = PlanProtection(*committed_, NodesByRank(), keepers_).wanted;
+    CheckLastCommitted();
+  } else if (choice_ && !choice_->none()) {
+    BeginRebuild(choice_->generation(), /*commits=*/true);
+  }
+  if (!continuing_) return;
+  for (auto& [rank, peer] : members_) ResumeMember(&peer);
+}
+
+// ---- matching --------------------------------------------------------------------------------
+
+void CoordinatorMachine::Impl::OnStaged(Peer* member, const control::SaveStaged& m) {
+  if (state_ != State::kRunning || m.shards(0).rank() != member->rank()) return;
+  const SaveKey save = FromProto(m.save());
+  if (save.run != run_) return;
+  if (matcher_->IsPast(member->rank(), save, m.ordinal())) {
+    if (committed_ && FromProto(committed_->save()) == save) {
+      if (commit_open_.count(member->rank()) != 0) SendCommit(*member);
+      return;
+    }
+    control::Envelope message = NewMessage();
+    *message.mutable_drop()->mutable_save() = m.save();
+    message.mutable_drop()->set_reason("it was dropped before");
+    SendTo(*member, std::move(message));
+    return;
+  }
+  for (const auto& shard : m.shards()) holdings_.AddVerified(member->node(), shard);
+  Apply(matcher_->Staged(member->rank(), m));
+  AfterMatch();
+}
+
+void CoordinatorMachine::Impl::OnSaveFailed(Peer* member, const control::SaveFailed& m) {
+  if (state_ != State::kRunning || FromProto(m.save().run()) != run_) return;
+  Apply(matcher_->Failed(member->rank(), FromProto(m.save()), m.error()));
+  AfterMatch();
+}
+
+void CoordinatorMachine::Impl::Apply(const SaveMatcher::Drops& drops) {
+  for (const auto& drop : drops) {
+    Log(Severity::kWarning,
+        fmt::format("Save of {} is dropped: {}", drop.save.ToString(), drop.reason));
+    if (active_ && FromProto(active_->record.save()) == drop.save) active_.reset();
+    control::Envelope message = NewMessage();
+    *message.mutable_drop()->mutable_save() = ToProto(drop.save);
+    message.mutable_drop()->set_reason(drop.reason);
+    for (const auto& [rank, peer] : members_) {
+      SendTo(peer, message);
+      holdings_.RemoveCopiesIf(peer.node(), [&](const control::ShardInfo& shard) {
+        return FromProto(shard.save()) == drop.save;
+      });
+    }
+  }
+}
+
+void CoordinatorMachine::Impl::AfterMatch() {
+  const std::optional<SaveKey> save = matcher_->active();
+  if (save && !active_) BeginSave(*save);
+}
+
+// ---- protection ------------------------------------------------------------------------------
+
+void CoordinatorMachine::Impl::BeginSave(const SaveKey& save) {
+  Protection protection;
+  control::GenerationRecord& record = protection.record;
+  record.set_job(job());
+  *record.mutable_save() = ToProto(save);
+  record.set_save_number(next_number_);
+  *record.mutable_world() = settings_.world();
+  for (const auto& [rank, staged] : matcher_->ActiveShards()) {
+    for (const auto& shard : staged.shards()) {
+      *record.add_shards() = shard;
+      record.mutable_shards(record.shards_size() - 1)->clear_suspect();
+    }
+  }
+  if (choice_ && !choice_->none()) {
+    *record.mutable_parent_run() = choice_->generation().save().run();
+    record.set_parent_save_number(choice_->generation().save_number());
+  }
+  protection.plan = PlanProtection(record, NodesByRank(), keepers_);
+  ClearProblem("replicas");
+  if (!protection.plan.disagreements.empty()) {
+    std::string text = "Data-parallel replicas disagree, real copies are made:";
+    for (const std::string& odd : protection.plan.disagreements) text += " " + odd + ";";
+    text.pop_back();
+    problems_["replicas"] = text;
+    Log(Severity::kError, std::move(text));
+  }
+  ClearProblem("unprotected");
+  active_ = std::move(protection);
+  Pump(&active_);
+}
+
+void CoordinatorMachine::Impl::BeginRebuild(const control::GenerationRecord& record, bool commits) {
+  Protection protection;
+  protection.record = record;
+  protection.rebuild = true;
+  protection.commits = commits;
+  for (auto& shard : *protection.record.mutable_shards()) shard.clear_suspect();
+  protection.plan = PlanProtection(record, NodesByRank(), keepers_);
+  rebuild_ = std::move(protection);
+  Pump(&rebuild_);
+}
+
+// Looks at what is missing and does the next thing about it.
+void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot) {
+  if (!*slot || state_ != State::kRunning) return;
+  Protection& protection = **slot;
+  const auto missing = Missing(protection.plan, holdings_);
+  for (const auto& [node, digests] : missing) {
+    for (const Blake3& digest : digests) {
+      if (holdings_.Find(digest) != nullptr) continue;
+      if (protection.rebuild) {
+        FailTry(&protection, "the last copy of a shard is gone", /*final=*/true);
+      } else {
+        Apply(matcher_->DropActive("a node lost it before there was a copy"));
+      }
+      return;
+    }
+  }
+  if (missing.empty()) {
+    if (!protection.commits) {
+      ClearProblem("redundancy");
+      slot->reset();
+    } else if (AllConnected()) {
+      Commit(slot);
+    }
+    return;
+  }
+  if (!protection.stalled && !protection.waiting && SendKeeps(&protection, missing)) {
+    Arm(kKeepTimer, options_.timings.keep_deadline);
+  }
+}
+
+bool CoordinatorMachine::Impl::SendKeeps(
+    Protection* protection, const std::map<std::string, std::vector<Blake3>>& missing) {
+  bool sent = false;
+  for (const auto& [rank, peer] : members_) {
+    const auto lacks = missing.find(peer.node());
+    if (lacks == missing.end() || !peer.connected || !peer.join.released()) continue;
+    const auto [order, added] = protection->orders.emplace(peer.node(), next_order_);
+    if (!added) continue;
+    ++next_order_;
+    control::Envelope message = NewMessage();
+    auto* keep = message.mutable_keep();
+    keep->set_order(order->second);
+    keep->set_rebuild(protection->rebuild);
+    for (const Blake3& digest : lacks->second) {
+      auto* wanted = keep->add_wanted();
+      *wanted->mutable_shard() = *holdings_.Find(digest);
+      auto sources = SourcesFor(holdings_, failures_, digest, peer.node(), rank);
+      // Cut off from all of them: then any may be tried again.
+      if (sources.empty()) sources = SourcesFor(holdings_, {}, digest, peer.node(), rank);
+      for (std::string& node : sources) wanted->add_nodes(std::move(node));
+    }
+    SendTo(peer, std::move(message));
+    sent = true;
+  }
+  return sent;
+}
+
+void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
+  for (auto* slot : {&active_, &rebuild_}) {
+    if (!*slot) continue;
+    Protection& protection = **slot;
+    const auto order = protection.orders.find(member->node());
+    if (order == protection.orders.end() || order->second != m.order()) continue;
+    protection.orders.erase(order);
+    for (const std::string& held : m.held()) {
+      const auto* shard = holdings_.Find(FixedFromProto<Blake3>(held));
+      if (shard != nullptr) holdings_.AddVerified(member->node(), control::ShardInfo(*shard));
+    }
+    for (const std::string& source : m.bad_sources()) ++failures_[{member->node(), source}];
+    if (!m.ok()) {
+      FailTry(&protection, fmt::format("node {}: {}", member->node(), m.error()), m.out_of_space());
+    }
+    Pump(slot);
+    return;
+  }
+  ++dropped_messages_;
+}
+
+void CoordinatorMachine::Impl::FailTry(Protection* protection, const std::string& why, bool final) {
+  const uint64_t step = protection->record.save().step();
+  Log(Severity::kError, fmt::format("Failed: replication for step {}, {}", step, why));
+  if (protection->stalled) return;
+  const std::string key = protection->rebuild ? "redundancy" : "unprotected";
+  problems_[key] = fmt::format("step {} lacks copies: {}", step, why);
+  if (final || ++protection->failed_tries >= options_.timings.keep_tries) {
+    protection->stalled = true;
+    if (!protection->rebuild) matcher_->ActiveStalled();
+    return;
+  }
+  protection->waiting = true;
+  Arm(kRetryTimer, options_.timings.retry_pause);
+}
+
+void CoordinatorMachine::Impl::RetryKeeps() {
+  for (auto* slot : {&active_, &rebuild_}) {
+    if (!*slot) continue;
+    (*slot)->waiting = false;
+    Pump(slot);
+  }
+}
+
+void CoordinatorMachine::Impl::KeepDeadline() {
+  for (auto* slot : {&active_, &rebuild_}) {
+    if (!*slot || (*slot)->orders.empty()) continue;
+    const std::string node = (*slot)->orders.begin()->first;
+    (*slot)->orders.clear();
+    FailTry(&**slot,
+            fmt::format("node {} did not answer within {}", node,
+                        FormatDuration(options_.timings.keep_deadline)),
+            /*final=*/false);
+    Pump(slot);
+  }
+}
+
+// ---- commit ----------------------------------------------------------------------------------
+
+void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
+  Protection protection = std::move(**slot);
+  slot->reset();
+  committed_ = std::move(protection.record);
+  committed_->set_committed(true);
+  committed_keep_ = std::move(protection.plan.wanted);
+  commit_open_.clear();
+  for (const auto& [rank, peer] : members_) commit_open_.insert(rank);
+  if (protection.rebuild) {
+    ClearProblem("redundancy");
+  } else {
+    ++next_number_;
+    matcher_->ActiveCommitted();
+    rebuild_.reset();
+    ClearProblem("unprotected");
+    ClearProblem("redundancy");
+    ClearProblem("lost");
+  }
+  Log(Severity::kInfo, fmt::format("Generation {} of {} is committed", committed_->save_number(),
+                                   FromProto(committed_->save()).ToString()));
+  const bool own = !protection.rebuild;
+  const auto gone = [&](const std::set<Blake3>& keep, const control::ShardInfo& shard) {
+    if (keep.count(DigestOf(shard)) != 0) return false;
+    if (FromProto(shard.save().run()) != run_) return true;
+    const auto& same_rank = committed_->shards(
+        static_cast<int>(shard.rank() * committed_->world().workers_per_node() + shard.worker()));
+    return own && shard.ordinal() <= same_rank.ordinal();
+  };
+  for (const auto& [rank, peer] : members_) {
+    SendCommit(peer);
+    const auto& keep = committed_keep_[peer.node()];
+    holdings_.RemoveCopiesIf(peer.node(), [&](const auto& shard) { return gone(keep, shard); });
+  }
+  for (const auto& [node, holder] : holders_) {
+    SendCommit(holder);
+    holdings_.RemoveNode(node);
+  }
+  Arm(kCommitTimer, options_.timings.commit_deadline);
+}
+
+void CoordinatorMachine::Impl::SendCommit(const Peer& peer) {
+  control::Envelope message = NewMessage();
+  *message.mutable_commit()->mutable_generation() = *committed_;
+  const auto keep = committed_keep_.find(peer.node());
+  if (keep != committed_keep_.end() && !peer.join.holder()) {
+    for (const Blake3& digest : keep->second) message.mutable_commit()->add_keep(digest.Raw());
+  }
+  SendTo(peer, std::move(message));
+}
+
+void CoordinatorMachine::Impl::OnCommitRecorded(Peer* member, const control::CommitRecorded& m) {
+  if (!committed_ || m.save_number() != committed_->save_number() ||
+      FromProto(m.run()) != FromProto(committed_->save().run())) {
+    return;
+  }
+  holdings_.SetRecord(member->node(), *committed_);
+  commit_open_.erase(member->rank());
+  ClearProblem("commit " + member->node());
+  if (commit_open_.empty()) Disarm(kCommitTimer);
+}
+
+void CoordinatorMachine::Impl::CommitDeadline() {
+  for (const Rank rank : commit_open_) {
+    const std::string& node = members_.at(rank).node();
+    SetProblem("commit " + node, fmt::format("node {} has not recorded the commit of step {}", node,
+                                             committed_->save().step()));
+  }
+}
+
+void CoordinatorMachine::Impl::CheckLastCommitted() {
+  if (!committed_ || rebuild_ || state_ != State::kRunning) return;
+  ProtectionPlan plan = PlanProtection(*committed_, NodesByRank(), keepers_);
+  if (!Missing(plan, holdings_).empty()) BeginRebuild(*committed_, /*commits=*/false);
+}
+
+// A member that is back: whatever is due to it is said again.
+void CoordinatorMachine::Impl::ResumeMember(Peer* member) {
+  if (!member->join.released()) {
+    if (choice_ && !waiting_for_holders_) SendRestore(*member);
+    return;
+  }
+  if (state_ != State::kRunning) return;
+  for (auto* slot : {&active_, &rebuild_}) {
+    if (*slot) (*slot)->orders.erase(member->node());
+  }
+  std::set<SaveKey> has;
+  for (const auto& staged : member->join.staged()) has.insert(FromProto(staged.save()));
+  Apply(matcher_->Rejoined(member->rank(), has));
+  for (const auto& staged : std::exchange(*member->join.mutable_staged(), {})) {
+    OnStaged(member, staged);
+  }
+  if (committed_) {
+    bool recorded = false;
+    for (const auto& record : member->join.inventory().generations()) {
+      recorded = recorded || (record.save_number() == committed_->save_number() &&
+                              FromProto(record.save()) == FromProto(committed_->save()));
+    }
+    if (!recorded) SendCommit(*member);
+  }
+  Pump(&active_);
+  Pump(&rebuild_);
+  CheckLastCommitted();
+}
+
+}  // namespace tierkeep

@@ -1,0 +1,256 @@
+#include "core/node.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/holdings.h"
+#include "core/node_impl.h"
+
+namespace tierkeep {
+
+NodeMachine::NodeMachine(NodeOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+NodeMachine::~NodeMachine() = default;
+NodeActions NodeMachine::Step(Instant now, const NodeEvent::Any& event) {
+  return impl_->Step(now, event);
+}
+NodeStatus NodeMachine::status() const { return impl_->status(); }
+
+NodeMachine::Impl::Impl(NodeOptions options) : options_(std::move(options)) {}
+
+NodeActions NodeMachine::Impl::Step(Instant now, const NodeEvent::Any& event) {
+  now_ = now;
+  TK_CHECK(started_ || std::holds_alternative<NodeEvent::Started>(event));
+  std::visit([this](const auto& e) { Handle(e); }, event);
+  for (std::string& text : std::exchange(errors_, {})) {
+    Do(NodeAction::WriteError{std::move(text)});
+  }
+  return std::exchange(actions_, {});
+}
+
+// ---- small tools -----------------------------------------------------------------------------
+
+void NodeMachine::Impl::Persist() { Do(NodeAction::PersistState{state_}); }
+
+void NodeMachine::Impl::Log(Severity severity, std::string text) {
+  Do(NodeAction::LogText{severity, std::move(text)});
+}
+
+void NodeMachine::Impl::Arm(Timer timer, Duration after) {
+  Do(NodeAction::SetTimer{timer, now_ + after});
+}
+
+void NodeMachine::Impl::Disarm(Timer timer) { Do(NodeAction::CancelTimer{timer}); }
+
+void NodeMachine::Impl::WriteError(std::string text) {
+  last_error_ = text;
+  Log(Severity::kError, text);
+  if (phase_ != Phase::kIdle && phase_ != Phase::kHolder) errors_.push_back(std::move(text));
+}
+
+const std::string& NodeMachine::Impl::job() const { return holding_ ? holder_job_ : config_->job; }
+
+control::Envelope NodeMachine::Impl::NewMessage() const {
+  control::Envelope message;
+  message.set_job(job());
+  message.set_sender(options_.node_name);
+  if (holding_) {
+    if (!holder_run_.none()) *message.mutable_run() = ToProto(holder_run_);
+    message.set_epoch(holder_epoch_);
+  } else if (InRun()) {
+    *message.mutable_run() = state_.run();
+    message.set_epoch(state_.epoch());
+  }
+  return message;
+}
+
+void NodeMachine::Impl::Send(control::Envelope message) {
+  if (link_ == Link::kUp) Do(NodeAction::Send{std::move(message)});
+}
+
+bool NodeMachine::Impl::HoldsVerified(const Blake3& digest) const {
+  const auto shard = shards_.find(digest);
+  return shard != shards_.end() && !shard->second.suspect();
+}
+
+// ---- messages --------------------------------------------------------------------------------
+
+void NodeMachine::Impl::Handle(const NodeEvent::Received& e) {
+  if (link_ != Link::kUp || !Accepts(e.message)) {
+    ++dropped_messages_;
+    return;
+  }
+  if (!link_local_) Arm(kSilentTimer, options_.timings.silent_after);
+  HandleMessage(e.message);
+}
+
+// Epochs fence: what an older coordinator still says of a run is not for us any more. A newer epoch
+// is entered by RunStart alone.
+bool NodeMachine::Impl::Accepts(const control::Envelope& message) const {
+  if (!config_ && !holding_) return false;
+  if (message.job() != job()) return false;
+  switch (message.body_case()) {
+    case control::Envelope::kPing:
+    case control::Envelope::kRejected:
+    case control::Envelope::kRunEnded:
+    case control::Envelope::kRunStart:
+    case control::Envelope::kJobStatus:
+      return true;
+    default:
+      break;
+  }
+  if (holding_) {
+    return message.epoch() == holder_epoch_ && FromProto(message.run()) == holder_run_ &&
+           message.has_commit();
+  }
+  return entered_ && message.epoch() == state_.epoch() &&
+         FromProto(message.run()) == FromProto(state_.run());
+}
+
+void NodeMachine::Impl::HandleMessage(const control::Envelope& message) {
+  switch (message.body_case()) {
+    case control::Envelope::kPing: {
+      if (message.ping().answer()) return;
+      control::Envelope answer = NewMessage();
+      answer.mutable_ping()->set_number(message.ping().number());
+      answer.mutable_ping()->set_answer(true);
+      Send(std::move(answer));
+      return;
+    }
+    case control::Envelope::kRejected:
+      return OnRejected(message.rejected());
+    case control::Envelope::kRunStart:
+      return OnRunStart(message);
+    case control::Envelope::kRunEnded:
+      return OnRunEnded(message.run_ended());
+    case control::Envelope::kJobStatus:
+      job_status_ = message.job_status();
+      return;
+    case control::Envelope::kRestore:
+      return OnRestore(message.restore());
+    case control::Envelope::kRelease:
+      return OnRelease(message.release());
+    case control::Envelope::kKeep:
+      return OnKeep(message.keep());
+    case control::Envelope::kDrop:
+      return OnDrop(message.drop());
+    case control::Envelope::kCommit:
+      return holding_ ? HolderCommit(message.commit()) : OnCommit(message.commit());
+    default:
+      ++dropped_messages_;
+  }
+}
+
+// ---- timers and failures ---------------------------------------------------------------------
+
+void NodeMachine::Impl::Handle(const NodeEvent::TimerFired& e) {
+  switch (static_cast<Timer>(e.timer)) {
+    case kConfigTimer:
+      Do(NodeAction::ReadConfig{});
+      break;
+    case kConfigKeptTimer:
+      if (config_stands_ && config_ && !Released()) RemoveConfig();
+      break;
+    case kGatherTimer:
+      GatherDeadline();
+      break;
+    case kLocateTimer:
+      RetryLocate();
+      break;
+    case kHolderTimer:
+      PollHolder();
+      break;
+    case kSilentTimer:
+      if (link_ == Link::kUp && !link_local_) {
+        Do(NodeAction::Disconnect{});
+        LinkLost(fmt::format("nothing was heard from the coordinator for {}",
+                             FormatDuration(options_.timings.silent_after)));
+      } else if (link_ != Link::kUp && phase_ == Phase::kRunning) {
+        WriteError(fmt::format("no coordinator for {}: new saves are not protected",
+                               FormatDuration(options_.timings.silent_after)));
+      }
+      break;
+    case kPersistTimer:
+      Persist();
+      break;
+  }
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
+  const std::string text = e.action + " failed: " + e.error.ToString();
+  if (undo_ && std::find(e.skipped.begin(), e.skipped.end(), undo_->task) != e.skipped.end()) {
+    // The commit is not recorded here: nothing that it made obsolete may be forgotten.
+    shards_ = std::move(undo_->shards);
+    generations_ = std::move(undo_->generations);
+    saves_ = std::move(undo_->saves);
+    committed_ = std::move(undo_->committed);
+    undo_.reset();
+  }
+  for (const TaskId task : e.skipped) {
+    const Error error = e.error.With("not started");
+    if (staging_.count(task) != 0) Handle(NodeEvent::StageFailed{task, error});
+    if (const auto fetch = fetch_tasks_.find(task); fetch != fetch_tasks_.end()) {
+      const Blake3 digest = fetch->second;
+      fetch_tasks_.erase(fetch);
+      FetchDone(digest, error, {}, 0);
+    }
+  }
+  const bool for_release = e.action == "RemoveConfig" || e.action == "WritePrerestore" ||
+                           e.action == "PlaceLink" || e.action == "PlaceNoCheckpoint";
+  if (e.action == "WriteFailed") {
+    // The client must at least not wait for its yaml to go.
+    if (config_stands_) RemoveConfig();
+    Log(Severity::kError, text);
+  } else if (phase_ == Phase::kFailed || phase_ == Phase::kIdle) {
+    Log(Severity::kError, text);
+  } else if (config_ && (!Released() || (for_release && !stopping_))) {
+    // The job is not running yet, and can't be started.
+    Fail(text);
+  } else {
+    WriteError(text);
+    if (e.action == "PersistState") Arm(kPersistTimer, options_.timings.retry_pause);
+  }
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::StopRequested&) {
+  stopping_ = true;
+  if (link_ == Link::kUp) {
+    control::Envelope message = NewMessage();
+    message.mutable_leaving()->set_reason("the agent stops");
+    Send(std::move(message));
+  }
+  for (const auto& [task, digest] : fetch_tasks_) Do(NodeAction::CancelTask{task});
+  // Everything that the next start needs is persisted as it happens.
+  Do(NodeAction::ExitNow{});
+}
+
+// ---- status ----------------------------------------------------------------------------------
+
+NodeStatus NodeMachine::Impl::status() const {
+  NodeStatus status;
+  static constexpr const char* kNames[] = {"idle",      "cleaning", "locating", "joining",
+                                           "restoring", "prepared", "running",  "idle",
+                                           "failed",    "holder"};
+  status.phase = kNames[static_cast<size_t>(phase_)];
+  status.config = config_;
+  status.run = FromProto(state_.run());
+  status.epoch = state_.epoch();
+  if (state_.has_restored()) status.restored = state_.restored();
+  status.committed = committed_;
+  uint64_t newest = 0;
+  for (const auto& [save, own] : saves_) {
+    if (!own.staged_names.empty() || own.ordinal < newest) continue;
+    newest = own.ordinal;
+    status.in_flight = save;
+  }
+  status.members = members_;
+  status.job = job_status_;
+  status.last_error = last_error_;
+  status.commits = commits_;
+  status.dropped_messages = dropped_messages_;
+  return status;
+}
+
+}  // namespace tierkeep

@@ -1,0 +1,242 @@
+// Inside of NodeMachine: the state that its parts share. node.cc dispatches events, messages and
+// timers; node_join.cc accepts the yaml and finds its way into a run; node_restore.cc restores and
+// releases; node_save.cc stages, keeps, commits and collects.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/node.h"
+#include "format/ids.h"
+#include "format/messages.h"
+#include "format/store_names.h"
+
+namespace tierkeep {
+
+class NodeMachine::Impl {
+ public:
+  explicit Impl(NodeOptions options);
+  NodeActions Step(Instant now, const NodeEvent::Any& event);
+  NodeStatus status() const;
+
+ private:
+  enum class Phase : uint8_t {
+    kIdle,
+    kCleaning,
+    kLocating,
+    kJoining,
+    kRestoring,
+    kPrepared,
+    kRunning,
+    kEnded,   // released in a run that is over: waits for a newer yaml
+    kFailed,  // told the job so: waits for a newer yaml
+    kHolder,  // without a rank, connected to a run of a job whose shards are here
+  };
+  enum Timer : TimerId {
+    kConfigTimer = 1,  // an empty or unreadable yaml is looked at again
+    kConfigKeptTimer,  // the yaml has stood long enough
+    kGatherTimer,      // a run must have been found
+    kLocateTimer,      // look again
+    kHolderTimer,
+    kSilentTimer,  // nothing heard from the coordinator
+    kPersistTimer,
+  };
+  enum class Link : uint8_t { kNone, kConnecting, kUp };
+
+  // One shard that is being fetched or checked, by digest; several may wait for it.
+  struct Fetch {
+    control::SourceList wanted;
+    TaskId task = 0;
+    bool pulling = false;
+    NodeAction::Pull::Why why = NodeAction::Pull::Why::kReplicate;
+  };
+  struct RestoreWork {
+    control::Restore order;
+    std::set<Blake3> open;
+    control::RestorePrepared answer;
+    bool answered = false;
+  };
+  struct KeepWork {
+    control::Keep order;
+    std::set<Blake3> open;
+    control::Kept answer;
+  };
+  struct OwnSave {
+    uint64_t ordinal = 0;
+    std::map<Worker, control::ShardInfo> shards;  // staged ones
+    std::map<Worker, std::string> staged_names;   // not yet hashed
+    bool told = false;
+  };
+  struct StageWork {
+    SaveUnit unit;
+    std::string staged_name;
+    bool adopted = false;  // of an earlier attempt: joins nothing, only becomes a shard
+  };
+
+  // -- node.cc
+  void Handle(const NodeEvent::Started& e);
+  void Handle(const NodeEvent::ConfigSeen& e);
+  void Handle(const NodeEvent::ConfigGone& e);
+  void Handle(const NodeEvent::JaxInitChanged& e);
+  void Handle(const NodeEvent::SaveSeen& e);
+  void Handle(const NodeEvent::VolumeCleaned& e);
+  void Handle(const NodeEvent::CoordinatorLocated& e);
+  void Handle(const NodeEvent::LocateFailed& e);
+  void Handle(const NodeEvent::CoordinatorConnected& e);
+  void Handle(const NodeEvent::CoordinatorLost& e);
+  void Handle(const NodeEvent::Received& e);
+  void Handle(const NodeEvent::Staged& e);
+  void Handle(const NodeEvent::StageFailed& e);
+  void Handle(const NodeEvent::Pulled& e);
+  void Handle(const NodeEvent::Verified& e);
+  void Handle(const NodeEvent::Deleted& e);
+  void Handle(const NodeEvent::TimerFired& e);
+  void Handle(const NodeEvent::BatchFailed& e);
+  void Handle(const NodeEvent::StopRequested& e);
+  void HandleMessage(const control::Envelope& message);
+  bool Accepts(const control::Envelope& message) const;
+  template <typename T>
+  void Do(T action) {
+    actions_.emplace_back(std::move(action));
+  }
+  void Persist();
+  void Log(Severity severity, std::string text);
+  void Arm(Timer timer, Duration after);
+  void Disarm(Timer timer);
+  TaskId NewTask() { return next_task_++; }
+  control::Envelope NewMessage() const;
+  void Send(control::Envelope message);
+  void WriteError(std::string text);
+  const std::string& job() const;
+  bool InRun() const { return state_.run().sequence() != 0; }
+  bool Released() const { return InRun() && state_.released(); }
+
+  // -- node_join.cc
+  void Resume();
+  void JudgeConfig(const NodeEvent::ConfigSeen& e);
+  void AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed);
+  void RefuseConfig(const NodeEvent::ConfigSeen& e);
+  void LeaveRun(const std::string& reason);
+  void StageAdopted(const std::vector<std::string>& names);
+  void StartLocating();
+  void Locate();
+  void RetryLocate();
+  void LinkLost(const std::string& why);
+  void SendJoin();
+  void Fail(const std::string& text);
+  void GatherDeadline();
+  void RemoveConfig();
+  void OnRejected(const control::Rejected& m);
+  void OnRunStart(const control::Envelope& message);
+  void OnRunEnded(const control::RunEnded& m);
+  void OnJobStatus(const control::JobStatus& m);
+  void StartHolding();
+  void PollHolder();
+  Duration GatherBudget() const;
+
+  // -- node_restore.cc
+  void OnRestore(const control::Restore& m);
+  void OnRelease(const control::Release& m);
+  void PlaceAll();
+  void RestoreFetched(const Blake3& digest, const Status& status);
+  void AnswerRestore();
+  void CancelRestore();
+
+  // -- node_save.cc
+  void TakeSave(const NodeEvent::SaveSeen& e);
+  void StageSave(tierkeep::Step step, const std::map<Worker, std::string>& names);
+  void SaveIsStaged(const SaveKey& save, OwnSave* own);
+  void TellStaged(const SaveKey& save, OwnSave* own);
+  void ForgetOlderSaves(uint64_t ordinal);
+  void OnKeep(const control::Keep& m);
+  void KeepFetched(const Blake3& digest, const Status& status,
+                   const std::vector<std::string>& bad_sources, uint64_t bytes);
+  void AnswerKeepIfDone(uint64_t order);
+  void OnDrop(const control::Drop& m);
+  void DropSave(const SaveKey& save);
+  void OnCommit(const control::Commit& m);
+  std::vector<Blake3> Outdated(const control::Commit& m) const;
+  void HolderCommit(const control::Commit& m);
+  void TellMetas();
+  // Gets a verified copy of the shard; ends in FetchDone.
+  void StartFetch(const control::SourceList& wanted, NodeAction::Pull::Why why);
+  void StartPull(const Blake3& digest, Fetch* fetch);
+  void FetchDone(const Blake3& digest, const Status& status,
+                 const std::vector<std::string>& bad_sources, uint64_t bytes);
+  void CancelFetch(const Blake3& digest);
+  void DeleteAll(std::vector<Blake3> digests, std::vector<std::string> staged);
+  bool HoldsVerified(const Blake3& digest) const;
+
+  NodeOptions options_;
+  Instant now_{};
+  NodeActions actions_;
+  Phase phase_ = Phase::kIdle;
+  bool started_ = false;
+  control::NodeState state_;
+  std::optional<JobConfig> config_;
+  std::string jax_init_;
+  std::string last_error_;
+
+  // The store, as far as told.
+  std::map<Blake3, control::ShardInfo> shards_;
+  std::vector<control::GenerationRecord> generations_;
+  std::vector<control::Unreadable> unreadable_;
+
+  // The yaml.
+  int config_tries_ = 0;
+  bool config_stands_ = false;
+  Instant accepted_at_{};
+  std::set<TaskId> adopting_;  // must end before joining
+
+  // The way to the coordinator.
+  Link link_ = Link::kNone;
+  bool link_local_ = false;
+  bool ask_rendezvous_ = false;  // our own coordinator has stood down
+  bool locating_ = false;
+  bool entered_ = false;  // RunStart came over this link
+  bool holding_ = false;  // the link is a holder's
+  std::string host_;
+  uint32_t port_ = 0;
+  Duration pause_{};
+  std::string holder_job_;                      // asked about, or held for
+  std::set<std::string> holder_done_;           // asked about in this round
+  std::map<std::string, Epoch> holder_epochs_;  // seen, by job
+  RunId holder_run_;
+  Epoch holder_epoch_ = 0;
+
+  std::vector<control::Member> members_;
+  std::optional<control::JobStatus> job_status_;
+  std::optional<RestoreWork> restore_;
+  std::set<Blake3> checked_;  // verified since this attempt began: need no second pass
+  std::map<Blake3, Fetch> fetches_;
+  std::map<TaskId, Blake3> fetch_tasks_;
+  std::map<TaskId, control::ShardInfo> cancelled_pulls_;  // may still have succeeded
+  std::vector<std::string> errors_;                       // written last in a Step: they may fail
+  std::map<uint64_t, KeepWork> keeps_;
+
+  std::vector<NodeEvent::SaveSeen> waiting_saves_;               // seen before the run goes
+  std::map<tierkeep::Step, std::map<Worker, std::string>> partial_saves_;  // framework pytorch
+  std::map<SaveKey, OwnSave> saves_;                             // of this run, not committed
+  std::map<TaskId, StageWork> staging_;
+  std::optional<control::GenerationRecord> committed_;
+
+  // What a failed commit batch must take back.
+  struct CommitUndo {
+    std::map<Blake3, control::ShardInfo> shards;
+    std::vector<control::GenerationRecord> generations;
+    std::map<SaveKey, OwnSave> saves;
+    std::optional<control::GenerationRecord> committed;
+    TaskId task = 0;
+  };
+  std::optional<CommitUndo> undo_;
+
+  TaskId next_task_ = 1;
+  uint64_t commits_ = 0;
+  uint64_t dropped_messages_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace tierkeep

@@ -1,0 +1,613 @@
+// From a yaml in the volume into a run: accepting it, cleaning, finding the coordinator, joining;
+// and, without a yaml, serving as a holder.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/holdings.h"
+#include "core/node_impl.h"
+
+namespace tierkeep {
+
+// ---- start -----------------------------------------------------------------------------------
+
+void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
+  TK_CHECK(!started_);
+  started_ = true;
+  state_ = e.state;
+  if (state_.agent().empty()) state_.set_agent(options_.agent.Raw());
+  jax_init_ = e.jax_init;
+  for (const auto& shard : e.inventory.shards()) shards_[DigestOf(shard)] = shard;
+  generations_ = {e.inventory.generations().begin(), e.inventory.generations().end()};
+  unreadable_ = {e.inventory.unreadable().begin(), e.inventory.unreadable().end()};
+  if (!state_.config_text().empty() && state_.attempt().counter() != 0) {
+    if (e.config) {
+      config_ = e.config;
+    } else {
+      Log(Severity::kError, "The accepted replicator.yaml can't be read any more");
+    }
+  }
+  for (const auto& record : generations_) {
+    if (!record.committed() || (config_ && record.job() != config_->job)) continue;
+    if (!committed_ || GenerationIdOf(*committed_) < GenerationIdOf(record)) committed_ = record;
+  }
+  if (!config_) {
+    StartHolding();
+    return;
+  }
+  accepted_at_ = now_;
+  if (!state_.volume_cleaned()) {
+    phase_ = Phase::kCleaning;
+    Arm(kGatherTimer, GatherBudget());
+    JobConfig previous = *config_;
+    previous.rank = state_.last_rank();
+    if (state_.has_last_world()) previous.world = FromProto(state_.last_world());
+    Do(NodeAction::CleanVolume{FromProto(state_.last_run()), previous, state_});
+    // What an interrupted cleaning took over already comes with what this one finds.
+    StageAdopted(e.staged);
+    return;
+  }
+  Do(NodeAction::StartWatchingSaves{config_->world.framework, config_->job});
+  Resume();
+  StageAdopted(e.staged);
+  if (!Released()) Arm(kGatherTimer, GatherBudget());
+  if (adopting_.empty() || Released()) {
+    StartLocating();
+  } else {
+    phase_ = Phase::kCleaning;
+  }
+}
+
+// Goes on within the run that was accepted before the restart.
+void NodeMachine::Impl::Resume() {
+  if (!Released()) return;
+  phase_ = Phase::kRunning;
+  if (!state_.links_placed()) PlaceAll();
+}
+
+// Saves taken from the volume but not hashed. Their names say which save they are.
+void NodeMachine::Impl::StageAdopted(const std::vector<std::string>& names) {
+  std::map<SaveKey, uint64_t> ordinals;
+  for (const std::string& name : names) {
+    const std::optional<SaveUnit> unit = ParseStagedName(name);
+    if (!unit || !config_) continue;
+    const RunId& run = unit->save.run;
+    const bool of_run = Released() && run == FromProto(state_.run());
+    if (run != FromProto(state_.last_run()) && !of_run) continue;
+    bool duplicate = false;
+    for (const auto& [task, work] : staging_) duplicate = duplicate || work.staged_name == name;
+    if (duplicate) continue;
+    bool outdated = false;  // the same step was saved again after it
+    // The list of saves is in order of time, one entry a step, the last one the newest.
+    auto [ordinal, added] = ordinals.emplace(unit->save, 0);
+    if (added) {
+      for (int i = 0; i < state_.saves_size(); ++i) {
+        if (FromProto(state_.saves(i)) == unit->save) {
+          const auto behind = static_cast<uint64_t>(state_.saves_size() - 1 - i);
+          ordinal->second = state_.last_ordinal() > behind ? state_.last_ordinal() - behind : 0;
+        } else if (state_.saves(i).step() == unit->save.step &&
+                   state_.saves(i).occurrence() > unit->save.occurrence) {
+          outdated = true;
+        }
+      }
+      if (outdated) {
+        DeleteAll({}, {name});
+        ordinals.erase(ordinal);
+        continue;
+      }
+      // Adopted by cleaning just now: newer than all that was taken while the job ran.
+      if (ordinal->second == 0) {
+        state_.set_last_ordinal(state_.last_ordinal() + 1);
+        *state_.add_saves() = ToProto(unit->save);
+        ordinal->second = state_.last_ordinal();
+      }
+    }
+    WorldShape world = config_->world;
+    if (state_.has_last_world()) world = FromProto(state_.last_world());
+    const TaskId task = NewTask();
+    staging_[task] = {*unit, name, /*adopted=*/!of_run};
+    if (of_run) {
+      OwnSave& own = saves_[unit->save];
+      own.ordinal = ordinal->second;
+      own.staged_names[unit->worker] = name;
+      // A worker's part may have become a shard before the restart.
+      for (const auto& [digest, shard] : shards_) {
+        if (FromProto(shard.save()) == unit->save && shard.rank() == unit->rank) {
+          own.shards[shard.worker()] = shard;
+        }
+      }
+    } else {
+      adopting_.insert(task);
+    }
+    Do(NodeAction::Stage{
+        task, "", name,
+        ShardIdentity{config_->job, unit->save, unit->rank, unit->worker, ordinal->second, world}});
+  }
+}
+
+// ---- the yaml --------------------------------------------------------------------------------
+
+void NodeMachine::Impl::Handle(const NodeEvent::ConfigSeen& e) {
+  if (stopping_) return;
+  config_stands_ = true;
+  JudgeConfig(e);
+}
+
+void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
+  if (!state_.config_file_id().empty() && e.file_id == state_.config_file_id()) {
+    // The same file is the same attempt. It stands longer than it should only when its removal was
+    // cut short.
+    if (!config_ || (Released() && state_.links_placed())) RemoveConfig();
+    return;
+  }
+  if (e.parsed && e.parsed->ok()) {
+    config_tries_ = 0;
+    Disarm(kConfigTimer);
+    AcceptConfig(e, **e.parsed);
+    return;
+  }
+  // Some clients write in place: it may not be finished.
+  if (++config_tries_ < options_.timings.config_settle_tries) {
+    Arm(kConfigTimer, options_.timings.config_settle);
+    return;
+  }
+  config_tries_ = 0;
+  RefuseConfig(e);
+}
+
+void NodeMachine::Impl::RefuseConfig(const NodeEvent::ConfigSeen& e) {
+  const bool empty = !e.parsed;
+  const std::string text =
+      empty ? "replicator.yaml is empty: the service is reset"
+            : "replicator.yaml can't be accepted: " + e.parsed->error().message();
+  state_.set_config_file_id(e.file_id);
+  if (empty) {
+    Log(Severity::kError, text);
+    last_error_ = text;
+  } else {
+    Log(Severity::kError, text);
+    last_error_ = text;
+    Do(NodeAction::WriteFailed{text});
+  }
+  RemoveConfig();
+  LeaveRun(text);
+  state_.clear_config_text();
+  state_.clear_attempt();
+  config_.reset();
+  Persist();
+  phase_ = empty ? Phase::kIdle : Phase::kFailed;
+  StartHolding();
+}
+
+void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed) {
+  for (const std::string& warning : parsed.warnings) Log(Severity::kWarning, warning);
+  LeaveRun("a new replicator.yaml has come");
+  const bool other_job = config_
+                             ? config_->job != parsed.config.job
+                             : state_.has_last_restored() && !state_.last_restored().none() &&
+                                   state_.last_restored().generation().job() != parsed.config.job;
+  if (other_job) {
+    state_.clear_last_run();
+    state_.clear_last_restored();
+    state_.clear_last_world();
+    state_.clear_highest_run();
+    state_.clear_nodes();
+    state_.clear_saves();
+    state_.set_highest_epoch(0);
+    committed_.reset();
+  }
+  config_ = parsed.config;
+  state_.set_attempt_counter(state_.attempt_counter() + 1);
+  state_.set_config_text(e.text);
+  state_.set_config_file_id(e.file_id);
+  state_.mutable_attempt()->set_agent(state_.agent());
+  state_.mutable_attempt()->set_boot(options_.boot.Raw());
+  state_.mutable_attempt()->set_counter(state_.attempt_counter());
+  state_.set_volume_cleaned(false);
+  Persist();
+  phase_ = Phase::kCleaning;
+  accepted_at_ = now_;
+  last_error_.clear();
+  ask_rendezvous_ = false;
+  pause_ = {};
+  checked_.clear();
+  Disarm(kHolderTimer);
+  Arm(kGatherTimer, GatherBudget());
+  Arm(kConfigKeptTimer, jax_init_.empty()
+                            ? std::min(options_.timings.config_kept_max, GatherBudget())
+                            : GatherBudget());
+  JobConfig previous = *config_;
+  if (state_.has_last_run()) {
+    previous.rank = state_.last_rank();
+    if (state_.has_last_world()) previous.world = FromProto(state_.last_world());
+  }
+  Do(NodeAction::CleanVolume{FromProto(state_.last_run()), previous, state_});
+}
+
+// Ends what this node did for its run: tasks, orders, the link. Shards stay; a save still being
+// hashed becomes a shard, which the next restore may need.
+void NodeMachine::Impl::LeaveRun(const std::string& reason) {
+  if (link_ == Link::kUp) {
+    control::Envelope message = NewMessage();
+    message.mutable_leaving()->set_reason(reason);
+    Send(std::move(message));
+  }
+  if (link_ != Link::kNone) Do(NodeAction::Disconnect{});
+  link_ = Link::kNone;
+  link_local_ = entered_ = holding_ = locating_ = false;
+  holder_job_.clear();
+  restore_.reset();
+  keeps_.clear();
+  while (!fetches_.empty()) CancelFetch(fetches_.begin()->first);
+  for (auto& [task, work] : staging_) {
+    work.adopted = true;
+    adopting_.insert(task);
+  }
+  saves_.clear();
+  partial_saves_.clear();
+  waiting_saves_.clear();
+  members_.clear();
+  job_status_.reset();
+  state_.clear_run();
+  state_.clear_restored();
+  state_.set_epoch(0);
+  state_.set_released(false);
+  state_.set_links_placed(false);
+  for (const Timer timer : {kGatherTimer, kConfigKeptTimer, kLocateTimer, kSilentTimer}) {
+    Disarm(timer);
+  }
+}
+
+void NodeMachine::Impl::RemoveConfig() {
+  Do(NodeAction::RemoveConfig{state_.config_file_id()});
+  config_stands_ = false;
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::ConfigGone&) {
+  config_stands_ = false;
+  if (std::exchange(config_tries_, 0) != 0) Disarm(kConfigTimer);
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::JaxInitChanged& e) {
+  const bool restarted = !jax_init_.empty() && jax_init_ != e.text;
+  jax_init_ = e.text;
+  // The client that wrote this yaml has gone; the next one must not find it.
+  if (restarted && config_stands_ && config_ && !Released()) RemoveConfig();
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::VolumeCleaned& e) {
+  if (phase_ != Phase::kCleaning || !config_) return;
+  state_.set_volume_cleaned(true);
+  StageAdopted(e.adopted);
+  // Ordinals that adoption gave out are persisted before the job can save again.
+  auto stages = std::exchange(actions_, {});
+  Persist();
+  Do(NodeAction::StartWatchingSaves{config_->world.framework, config_->job});
+  for (auto& action : stages) actions_.push_back(std::move(action));
+  if (adopting_.empty()) StartLocating();
+}
+
+Duration NodeMachine::Impl::GatherBudget() const {
+  return config_->world.framework == Framework::kOrbax ? options_.timings.gather_deadline_orbax
+                                                       : options_.timings.gather_deadline_pytorch;
+}
+
+// Tells the job that it can't start, and waits for the next yaml.
+void NodeMachine::Impl::Fail(const std::string& text) {
+  last_error_ = text;
+  Log(Severity::kError, text);
+  Do(NodeAction::WriteFailed{text});
+  RemoveConfig();
+  LeaveRun(text);
+  state_.clear_config_text();
+  state_.clear_attempt();
+  config_.reset();
+  Persist();
+  phase_ = Phase::kFailed;
+  StartHolding();
+}
+
+void NodeMachine::Impl::GatherDeadline() {
+  if (!config_ || Released()) return;
+  if (InRun() && link_ == Link::kUp) {
+    // Found in time; the transfer has its own deadline at the coordinator.
+    Arm(kGatherTimer, options_.timings.prepare_deadline);
+    return;
+  }
+  std::string missing;
+  if (job_status_ && link_ == Link::kUp) {
+    for (const uint32_t rank : job_status_->missing_ranks()) {
+      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+    }
+  }
+  const std::string within = FormatDuration(GatherBudget());
+  Fail(missing.empty() ? "no run of the job was found within " + within
+                       : fmt::format("ranks {} did not join within {}", missing, within));
+}
+
+// ---- the coordinator -------------------------------------------------------------------------
+
+void NodeMachine::Impl::StartLocating() {
+  if (phase_ != Phase::kRunning) phase_ = Phase::kLocating;
+  Locate();
+}
+
+void NodeMachine::Impl::Locate() {
+  if (link_ != Link::kNone || locating_ || !config_) return;
+  const bool here = options_.place == CoordinatorPlace::kHere ||
+                    (options_.place == CoordinatorPlace::kRankZero && config_->rank == 0);
+  if (here && !ask_rendezvous_) {
+    Do(NodeAction::BecomeCoordinator{SettingsOf(*config_), GatherBudget()});
+    Do(NodeAction::Connect{"", 0, /*local=*/true});
+    link_ = Link::kConnecting;
+    link_local_ = true;
+    return;
+  }
+  locating_ = true;
+  Do(NodeAction::LocateCoordinator{config_->job});
+}
+
+// The timer's turn: look for a coordinator, or whether it is still the right one.
+void NodeMachine::Impl::RetryLocate() {
+  if (!config_ || holding_ || phase_ == Phase::kEnded) return;
+  if (link_ == Link::kNone) {
+    Locate();
+  } else if (link_ == Link::kUp && !link_local_ && !InRun() && !locating_) {
+    locating_ = true;
+    Do(NodeAction::LocateCoordinator{config_->job});
+    Arm(kLocateTimer, options_.timings.gather_recheck);
+  }
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorLocated& e) {
+  if (!config_ || phase_ == Phase::kEnded) {
+    if (holder_job_.empty() || link_ != Link::kNone) return;
+    if (!e.record || e.record->job() != holder_job_ ||
+        e.record->epoch() <= holder_epochs_[holder_job_]) {
+      PollHolder();
+      return;
+    }
+    holder_epochs_[holder_job_] = e.record->epoch();
+    holding_ = true;
+    link_ = Link::kConnecting;
+    link_local_ = false;
+    host_ = e.record->coordinator().host();
+    port_ = e.record->coordinator().port();
+    Do(NodeAction::Connect{host_, static_cast<uint16_t>(port_), false});
+    return;
+  }
+  if (!std::exchange(locating_, false)) return;
+  if (!e.record) {
+    if (link_ == Link::kNone) LinkLost("");
+    return;
+  }
+  const std::string& host = e.record->coordinator().host();
+  const uint32_t port = e.record->coordinator().port();
+  if (link_ != Link::kNone) {
+    if (host == host_ && port == port_) return;
+    Do(NodeAction::Disconnect{});
+    entered_ = false;
+  }
+  host_ = host;
+  port_ = port;
+  link_ = Link::kConnecting;
+  link_local_ = false;
+  Do(NodeAction::Connect{host_, static_cast<uint16_t>(port_), false});
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::LocateFailed& e) {
+  if (!config_ || phase_ == Phase::kEnded) {
+    if (!holder_job_.empty() && link_ == Link::kNone) PollHolder();
+    return;
+  }
+  locating_ = false;
+  if (link_ == Link::kNone) LinkLost(e.error.ToString());
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorConnected&) {
+  if (link_ != Link::kConnecting) return;
+  link_ = Link::kUp;
+  if (!link_local_) Arm(kSilentTimer, options_.timings.silent_after);
+  if (!holding_ && !link_local_ && !InRun()) {
+    Arm(kLocateTimer, options_.timings.gather_recheck);
+  }
+  SendJoin();
+  if (!holding_ && !InRun()) phase_ = Phase::kJoining;
+  if (holding_ && phase_ != Phase::kEnded && phase_ != Phase::kFailed) phase_ = Phase::kHolder;
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorLost& e) {
+  if (link_ == Link::kNone) return;
+  LinkLost(e.error.ToString());
+}
+
+void NodeMachine::Impl::LinkLost(const std::string& why) {
+  if (link_ == Link::kUp && !why.empty()) {
+    Log(Severity::kWarning, "The connection to the coordinator is lost: " + why);
+  }
+  const bool was_up = link_ == Link::kUp;
+  link_ = Link::kNone;
+  entered_ = link_local_ = false;
+  keeps_.clear();  // whoever wants them says so again
+  if (holding_) {
+    holding_ = false;
+    if (phase_ == Phase::kHolder) phase_ = Phase::kIdle;
+    StartHolding();
+    return;
+  }
+  if (!config_) return;
+  if (!InRun()) phase_ = Phase::kLocating;
+  if (was_up && phase_ == Phase::kRunning) Arm(kSilentTimer, options_.timings.silent_after);
+  pause_ = pause_ == Duration{} ? options_.timings.reconnect_first
+                                : std::min(2 * pause_, options_.timings.reconnect_max);
+  Arm(kLocateTimer, pause_);
+}
+
+void NodeMachine::Impl::SendJoin() {
+  control::Envelope message = NewMessage();
+  message.clear_run();
+  message.clear_epoch();
+  control::Join* join = message.mutable_join();
+  join->set_holder(holding_);
+  join->set_node(options_.node_name);
+  join->mutable_data()->set_host(options_.data_host);
+  join->mutable_data()->set_port(options_.data_port);
+  join->set_data_token(options_.data_token);
+  join->set_agent_boot(options_.boot.Raw());
+  for (const auto& [digest, shard] : shards_) {
+    if (shard.job() == job()) *join->mutable_inventory()->add_shards() = shard;
+  }
+  for (const auto& record : generations_) {
+    if (record.job() == job()) *join->mutable_inventory()->add_generations() = record;
+  }
+  for (const auto& item : unreadable_) *join->mutable_inventory()->add_unreadable() = item;
+  if (config_ && config_->job == job()) {
+    if (state_.has_last_run()) *join->mutable_last_run() = state_.last_run();
+    if (state_.has_last_restored()) *join->mutable_last_restored() = state_.last_restored();
+    if (state_.has_highest_run()) *join->mutable_highest_run() = state_.highest_run();
+    join->set_highest_epoch(state_.highest_epoch());
+    *join->mutable_previous_nodes() = state_.nodes();
+  }
+  if (!holding_) {
+    join->set_rank(config_->rank);
+    *join->mutable_attempt() = state_.attempt();
+    *join->mutable_settings() = SettingsOf(*config_);
+    if (InRun()) *join->mutable_in_run() = state_.run();
+    join->set_released(Released());
+    if (Released()) *join->mutable_restored() = state_.restored();
+    for (const auto& [save, own] : saves_) {
+      if (own.shards.size() != config_->world.workers_per_node) continue;
+      auto* staged = join->add_staged();
+      *staged->mutable_save() = ToProto(save);
+      staged->set_ordinal(own.ordinal);
+      for (const auto& [worker, shard] : own.shards) *staged->add_shards() = shard;
+    }
+  }
+  Send(std::move(message));
+}
+
+void NodeMachine::Impl::OnRejected(const control::Rejected& m) {
+  if (m.fatal() && !holding_ && !Released()) {
+    Fail(m.reason());
+    return;
+  }
+  if (m.fatal() && !holding_) {
+    // The job trains on, without protection.
+    WriteError("the coordinator refuses this node: " + m.reason());
+    phase_ = Phase::kEnded;
+    Do(NodeAction::Disconnect{});
+    link_ = Link::kNone;
+    entered_ = link_local_ = false;
+    StartHolding();
+    return;
+  }
+  Do(NodeAction::Disconnect{});
+  if (link_local_) ask_rendezvous_ = true;
+  LinkLost(m.reason());
+}
+
+void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
+  const control::RunStart& m = message.run_start();
+  if (holding_) {
+    holder_run_ = FromProto(m.run());
+    holder_epoch_ = m.epoch();
+    holder_epochs_[holder_job_] = std::max<Epoch>(holder_epochs_[holder_job_], m.epoch());
+    return;
+  }
+  const RunId run = FromProto(m.run());
+  const bool same_run = InRun() && run == FromProto(state_.run());
+  members_ = {m.members().begin(), m.members().end()};
+  if (entered_ && same_run && m.epoch() == state_.epoch()) {
+    Do(NodeAction::UseMembers{members_});
+    return;
+  }
+  if (m.epoch() < state_.highest_epoch() || (same_run && m.epoch() < state_.epoch())) {
+    ++dropped_messages_;
+    return;
+  }
+  if (!same_run || m.epoch() != state_.epoch()) CancelRestore();
+  if (!same_run) {
+    state_.set_released(false);
+    state_.set_links_placed(false);
+    state_.clear_restored();
+    state_.clear_saves();
+    state_.set_last_ordinal(0);
+    saves_.clear();
+  }
+  *state_.mutable_run() = m.run();
+  state_.set_epoch(m.epoch());
+  state_.set_highest_epoch(m.epoch());
+  if (state_.highest_run().sequence() < run.sequence) *state_.mutable_highest_run() = m.run();
+  state_.clear_nodes();
+  for (const auto& member : members_) {
+    if (!member.holder()) state_.add_nodes(member.node());
+  }
+  Persist();
+  Do(NodeAction::UseMembers{members_});
+  entered_ = true;
+  pause_ = {};
+  Disarm(kLocateTimer);
+  if (m.continued() && Released()) {
+    phase_ = Phase::kRunning;
+    for (auto& [save, own] : saves_) own.told = true;  // the join carried them
+    for (const auto& save : std::exchange(waiting_saves_, {})) TakeSave(save);
+  } else if (!Released()) {
+    phase_ = restore_ && restore_->answered && restore_->answer.ok() ? Phase::kPrepared
+                                                                     : Phase::kRestoring;
+  }
+}
+
+void NodeMachine::Impl::OnRunEnded(const control::RunEnded& m) {
+  if (holding_ || !InRun() || FromProto(m.run()) != FromProto(state_.run())) return;
+  Log(Severity::kWarning,
+      fmt::format("Run {} is over: {}", FromProto(m.run()).ToString(), m.reason()));
+  entered_ = false;
+  keeps_.clear();
+  CancelRestore();
+  while (!fetches_.empty()) CancelFetch(fetches_.begin()->first);
+  if (!Released()) {
+    // The job still waits for its yaml to go: the same attempt takes part in the next run.
+    state_.clear_run();
+    state_.set_epoch(0);
+    Persist();
+    phase_ = Phase::kJoining;
+    if (!link_local_) Arm(kLocateTimer, options_.timings.gather_recheck);
+    SendJoin();
+    return;
+  }
+  // What is here may be needed by whoever takes part next.
+  phase_ = Phase::kEnded;
+  holder_job_ = config_->job;
+  holding_ = true;
+  holder_run_ = {};
+  holder_epoch_ = 0;
+  SendJoin();
+}
+
+// ---- holders ---------------------------------------------------------------------------------
+
+void NodeMachine::Impl::StartHolding() {
+  holder_job_.clear();
+  holder_done_.clear();
+  if (!shards_.empty()) Arm(kHolderTimer, options_.timings.holder_poll);
+}
+
+// Asks for the next job's record, one at a time; after the last one waits for the next round.
+void NodeMachine::Impl::PollHolder() {
+  const bool may_hold = phase_ == Phase::kIdle || phase_ == Phase::kHolder ||
+                        phase_ == Phase::kFailed || phase_ == Phase::kEnded;
+  if (!may_hold || link_ != Link::kNone || stopping_) return;
+  if (!holder_job_.empty()) holder_done_.insert(holder_job_);
+  holder_job_.clear();
+  for (const auto& [digest, shard] : shards_) {
+    if (holder_done_.count(shard.job()) != 0) continue;
+    holder_job_ = shard.job();
+    Do(NodeAction::LocateCoordinator{holder_job_});
+    return;
+  }
+  StartHolding();
+}
+
+}  // namespace tierkeep

@@ -1,0 +1,133 @@
+// Getting this node's part of the restored generation, verified, and releasing the job.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/holdings.h"
+#include "core/node_impl.h"
+
+namespace tierkeep {
+
+void NodeMachine::Impl::OnRestore(const control::Restore& m) {
+  if (Released()) return;
+  if (restore_ && restore_->order.choice().decision() == m.choice().decision()) {
+    if (!restore_->answered) return;
+    if (restore_->answer.ok()) {
+      // The answer may have been lost with a connection.
+      AnswerRestore();
+      return;
+    }
+  }
+  if (restore_ && m.choice().decision() < restore_->order.choice().decision()) return;
+  CancelRestore();
+  phase_ = Phase::kRestoring;
+  restore_.emplace();
+  restore_->order = m;
+  restore_->answer.set_decision(m.choice().decision());
+  restore_->answer.set_ok(true);
+  if (!m.choice().none()) {
+    Log(Severity::kInfo, fmt::format("Restoring from in-cluster checkpoint {}",
+                                     m.choice().generation().save().step()));
+  }
+  for (const auto& wanted : m.wanted()) {
+    const Blake3 digest = DigestOf(wanted.shard());
+    // Verified for an earlier decision of this attempt: the job has not had it since.
+    if (HoldsVerified(digest) && checked_.count(digest) != 0) continue;
+    restore_->open.insert(digest);
+  }
+  const control::Restore order = m;
+  for (const auto& wanted : order.wanted()) {
+    if (restore_ && restore_->open.count(DigestOf(wanted.shard())) != 0) {
+      StartFetch(wanted, NodeAction::Pull::Why::kRestore);
+    }
+  }
+  if (restore_ && restore_->open.empty() && !restore_->answered) AnswerRestore();
+}
+
+void NodeMachine::Impl::CancelRestore() {
+  if (!restore_) return;
+  const std::set<Blake3> open = restore_->open;
+  restore_.reset();
+  for (const Blake3& digest : open) {
+    const bool kept = std::any_of(keeps_.begin(), keeps_.end(), [&](const auto& entry) {
+      return entry.second.open.count(digest) != 0;
+    });
+    if (!kept) CancelFetch(digest);
+  }
+}
+
+void NodeMachine::Impl::RestoreFetched(const Blake3& digest, const Status& status) {
+  if (!restore_ || restore_->open.erase(digest) == 0) return;
+  if (!status.ok()) {
+    restore_->answer.set_ok(false);
+    if (restore_->answer.error().empty()) restore_->answer.set_error(status.error().ToString());
+  }
+  if (restore_->open.empty()) AnswerRestore();
+}
+
+void NodeMachine::Impl::AnswerRestore() {
+  restore_->answered = true;
+  if (restore_->answer.ok()) phase_ = Phase::kPrepared;
+  control::Envelope message = NewMessage();
+  *message.mutable_restore_prepared() = restore_->answer;
+  Send(std::move(message));
+}
+
+// All nodes have their part: the job goes on here.
+void NodeMachine::Impl::OnRelease(const control::Release& m) {
+  if (Released() || !restore_ || !restore_->answered || !restore_->answer.ok() ||
+      restore_->order.choice().decision() != m.decision()) {
+    return;
+  }
+  state_.set_released(true);
+  state_.set_links_placed(false);
+  *state_.mutable_restored() = restore_->order.choice();
+  *state_.mutable_last_run() = state_.run();
+  *state_.mutable_last_restored() = restore_->order.choice();
+  state_.set_last_rank(config_->rank);
+  *state_.mutable_last_world() = ToProto(config_->world);
+  restore_.reset();
+  Persist();
+  PlaceAll();
+  phase_ = Phase::kRunning;
+  Disarm(kGatherTimer);
+  Disarm(kConfigKeptTimer);
+  for (const auto& save : std::exchange(waiting_saves_, {})) TakeSave(save);
+}
+
+// The client waits for its yaml to go, then for the decision, then for its links: in this order.
+void NodeMachine::Impl::PlaceAll() {
+  const control::RestoreChoice& choice = state_.restored();
+  const uint32_t workers = config_->world.workers_per_node;
+  RemoveConfig();
+  if (choice.none()) {
+    Do(NodeAction::WritePrerestore{std::nullopt});
+    for (Worker worker = 0; worker < workers; ++worker) {
+      Do(NodeAction::PlaceNoCheckpoint{{config_->job, 0, config_->rank, worker}});
+    }
+  } else {
+    const control::GenerationRecord& generation = choice.generation();
+    const auto shard_of = [&](Worker worker) -> const control::ShardInfo& {
+      return generation.shards(static_cast<int>(config_->rank * workers + worker));
+    };
+    const tierkeep::Step step = generation.save().step();
+    Do(NodeAction::WritePrerestore{step});
+    for (Worker worker = 0; worker < workers; ++worker) {
+      Do(NodeAction::PlaceLink{{config_->job, step, config_->rank, worker},
+                               DigestOf(shard_of(worker))});
+    }
+    state_.set_links_placed(true);
+    Persist();
+    for (Worker worker = 0; worker < workers; ++worker) {
+      Do(NodeAction::WriteMeta{{config_->job, step, config_->rank, worker},
+                               shard_of(worker).volume_name()});
+    }
+    return;
+  }
+  state_.set_links_placed(true);
+  Persist();
+}
+
+}  // namespace tierkeep

@@ -1,0 +1,483 @@
+// Saves of this node and copies of peers': staging, keeping, dropping, committing, collecting.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/holdings.h"
+#include "core/node_impl.h"
+
+namespace tierkeep {
+namespace {
+
+constexpr int kSavesRememberedMax = 256;
+
+WorkerName NameOf(const control::ShardInfo& shard) {
+  return {shard.job(), shard.save().step(), shard.rank(), shard.worker()};
+}
+
+}  // namespace
+
+// ---- staging ---------------------------------------------------------------------------------
+
+void NodeMachine::Impl::Handle(const NodeEvent::SaveSeen& e) {
+  switch (phase_) {
+    case Phase::kRunning:
+      TakeSave(e);
+      break;
+    case Phase::kLocating:
+    case Phase::kJoining:
+    case Phase::kRestoring:
+    case Phase::kPrepared:
+      waiting_saves_.push_back(e);
+      break;
+    default:
+      break;  // the next cleaning takes it over
+  }
+}
+
+void NodeMachine::Impl::TakeSave(const NodeEvent::SaveSeen& e) {
+  if (config_->world.framework != Framework::kPytorch) {
+    StageSave(e.step, {{0, e.name}});
+    return;
+  }
+  auto& parts = partial_saves_[e.step];
+  parts[e.worker] = e.name;
+  if (parts.size() < config_->world.workers_per_node) return;
+  const auto names = std::move(parts);
+  partial_saves_.erase(e.step);
+  StageSave(e.step, names);
+}
+
+void NodeMachine::Impl::StageSave(tierkeep::Step step, const std::map<Worker, std::string>& names) {
+  uint32_t occurrence = 1;
+  auto* saves = state_.mutable_saves();
+  for (int i = 0; i < saves->size(); ++i) {
+    if (saves->Get(i).step() != step) continue;
+    occurrence = saves->Get(i).occurrence() + 1;
+    saves->DeleteSubrange(i, 1);
+    break;
+  }
+  const SaveKey save{FromProto(state_.run()), step, occurrence};
+  *saves->Add() = ToProto(save);
+  if (saves->size() > kSavesRememberedMax) saves->DeleteSubrange(0, 1);
+  state_.set_last_ordinal(state_.last_ordinal() + 1);
+  Persist();
+  OwnSave& own = saves_[save];
+  own.ordinal = state_.last_ordinal();
+  for (const auto& [worker, name] : names) {
+    const SaveUnit unit{save, config_->rank, worker};
+    const TaskId task = NewTask();
+    staging_[task] = {unit, StagedName(unit), false};
+    own.staged_names[worker] = StagedName(unit);
+    Do(NodeAction::Stage{
+        task, name, StagedName(unit),
+        ShardIdentity{config_->job, save, config_->rank, worker, own.ordinal, config_->world}});
+  }
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
+  const auto found = staging_.find(e.task);
+  if (found == staging_.end()) return;
+  const StageWork work = found->second;
+  staging_.erase(found);
+  const Blake3 digest = DigestOf(e.shard);
+  shards_[digest] = e.shard;
+  if (work.adopted) {
+    adopting_.erase(e.task);
+    if (adopting_.empty() && phase_ == Phase::kCleaning && state_.volume_cleaned()) {
+      StartLocating();
+    }
+    return;
+  }
+  const auto own = saves_.find(work.unit.save);
+  if (own == saves_.end()) {
+    DeleteAll({digest}, {});  // dropped while it was hashed
+    return;
+  }
+  own->second.staged_names.erase(work.unit.worker);
+  own->second.shards[work.unit.worker] = e.shard;
+  if (own->second.shards.size() == config_->world.workers_per_node) {
+    SaveIsStaged(own->first, &own->second);
+  }
+  Do(NodeAction::WriteMeta{NameOf(e.shard), e.shard.volume_name()});
+}
+
+void NodeMachine::Impl::SaveIsStaged(const SaveKey& save, OwnSave* own) {
+  if (entered_) {
+    TellStaged(save, own);
+  } else {
+    // Nobody can match it now: only the newest one is kept for later.
+    ForgetOlderSaves(own->ordinal);
+  }
+}
+
+void NodeMachine::Impl::TellStaged(const SaveKey& save, OwnSave* own) {
+  control::Envelope message = NewMessage();
+  auto* staged = message.mutable_save_staged();
+  *staged->mutable_save() = ToProto(save);
+  staged->set_ordinal(own->ordinal);
+  for (const auto& [worker, shard] : own->shards) *staged->add_shards() = shard;
+  own->told = true;
+  Send(std::move(message));
+}
+
+void NodeMachine::Impl::ForgetOlderSaves(uint64_t ordinal) {
+  std::vector<SaveKey> older;
+  for (const auto& [save, own] : saves_) {
+    if (own.ordinal < ordinal) older.push_back(save);
+  }
+  for (const SaveKey& save : older) DropSave(save);
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::StageFailed& e) {
+  const auto found = staging_.find(e.task);
+  if (found == staging_.end()) return;
+  const StageWork work = found->second;
+  staging_.erase(found);
+  const bool gone = e.error.code() == Code::kNotFound;  // the client has taken it away
+  if (work.adopted) {
+    if (!gone) WriteError("a save of the last run can't be adopted: " + e.error.ToString());
+    adopting_.erase(e.task);
+    if (adopting_.empty() && phase_ == Phase::kCleaning && state_.volume_cleaned()) {
+      StartLocating();
+    }
+    return;
+  }
+  const auto own = saves_.find(work.unit.save);
+  if (own == saves_.end()) return;  // dropped meanwhile
+  if (!gone) {
+    WriteError(fmt::format("the save of {} can't be taken: {}", work.unit.save.ToString(),
+                           e.error.ToString()));
+  }
+  if (entered_) {
+    control::Envelope message = NewMessage();
+    auto* failed = message.mutable_save_failed();
+    *failed->mutable_save() = ToProto(work.unit.save);
+    failed->set_ordinal(own->second.ordinal);
+    failed->set_error(e.error.ToString());
+    Send(std::move(message));
+  }
+  DropSave(work.unit.save);
+}
+
+// ---- fetching --------------------------------------------------------------------------------
+
+void NodeMachine::Impl::StartFetch(const control::SourceList& wanted, NodeAction::Pull::Why why) {
+  const Blake3 digest = DigestOf(wanted.shard());
+  const auto [it, added] = fetches_.emplace(digest, Fetch{wanted, 0, false, why});
+  if (!added) return;
+  if (shards_.count(digest) == 0) {
+    StartPull(digest, &it->second);
+    return;
+  }
+  it->second.task = NewTask();
+  fetch_tasks_[it->second.task] = digest;
+  Do(NodeAction::Verify{it->second.task, digest});
+}
+
+void NodeMachine::Impl::StartPull(const Blake3& digest, Fetch* fetch) {
+  if (fetch->wanted.nodes().empty()) {
+    FetchDone(digest, Error(Code::kNotFound, "no other node has a copy of the shard"), {}, 0);
+    return;
+  }
+  fetch->pulling = true;
+  fetch->task = NewTask();
+  fetch_tasks_[fetch->task] = digest;
+  Do(NodeAction::Pull{fetch->task, fetch->wanted, fetch->why});
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::Verified& e) {
+  const auto task = fetch_tasks_.find(e.task);
+  if (task == fetch_tasks_.end()) return;
+  const Blake3 digest = task->second;
+  fetch_tasks_.erase(task);
+  Fetch& fetch = fetches_.at(digest);
+  if (restore_ && restore_->open.count(digest) != 0) {
+    restore_->answer.set_verify_ms(
+        std::max<uint64_t>(restore_->answer.verify_ms(), static_cast<uint64_t>(ToMillis(e.took))));
+  }
+  if (e.ok) {
+    if (const auto shard = shards_.find(digest); shard != shards_.end()) {
+      shard->second.clear_suspect();
+    }
+    checked_.insert(digest);
+    FetchDone(digest, OkStatus(), {}, 0);
+    return;
+  }
+  WriteError(fmt::format("the copy of rank {}'s shard of step {} is bad: {}",
+                         fetch.wanted.shard().rank(), fetch.wanted.shard().save().step(),
+                         e.problem));
+  shards_.erase(digest);
+  if (restore_ && restore_->open.count(digest) != 0) {
+    restore_->answer.add_bad_shards(digest.Raw());
+  }
+  StartPull(digest, &fetch);
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
+  if (const auto cancelled = cancelled_pulls_.find(e.task); cancelled != cancelled_pulls_.end()) {
+    if (e.status.ok()) shards_[DigestOf(cancelled->second)] = cancelled->second;
+    cancelled_pulls_.erase(cancelled);
+    return;
+  }
+  const auto task = fetch_tasks_.find(e.task);
+  if (task == fetch_tasks_.end()) return;
+  const Blake3 digest = task->second;
+  fetch_tasks_.erase(task);
+  if (e.status.ok()) {
+    control::ShardInfo shard = fetches_.at(digest).wanted.shard();
+    shard.clear_suspect();
+    shards_[digest] = std::move(shard);
+    checked_.insert(digest);
+  }
+  if (restore_ && restore_->open.count(digest) != 0) {
+    auto& answer = restore_->answer;
+    answer.set_pull_ms(
+        std::max<uint64_t>(answer.pull_ms(), static_cast<uint64_t>(ToMillis(e.took))));
+    answer.set_bytes_pulled(answer.bytes_pulled() + e.bytes_pulled);
+    for (const std::string& node : e.bad_sources) answer.add_bad_sources(node);
+  }
+  FetchDone(digest, e.status, e.bad_sources, e.bytes_pulled);
+}
+
+void NodeMachine::Impl::FetchDone(const Blake3& done, const Status& status,
+                                  const std::vector<std::string>& bad_sources, uint64_t bytes) {
+  const Blake3 digest = done;  // may live in what is erased
+  fetches_.erase(digest);
+  KeepFetched(digest, status, bad_sources, bytes);
+  RestoreFetched(digest, status);
+}
+
+void NodeMachine::Impl::CancelFetch(const Blake3& which) {
+  const Blake3 digest = which;
+  const auto fetch = fetches_.find(digest);
+  if (fetch == fetches_.end()) return;
+  if (fetch->second.task != 0) {
+    Do(NodeAction::CancelTask{fetch->second.task});
+    fetch_tasks_.erase(fetch->second.task);
+    if (fetch->second.pulling) {
+      control::ShardInfo shard = fetch->second.wanted.shard();
+      shard.clear_suspect();
+      cancelled_pulls_[fetch->second.task] = std::move(shard);
+    }
+  }
+  fetches_.erase(fetch);
+}
+
+// ---- keeping ---------------------------------------------------------------------------------
+
+void NodeMachine::Impl::OnKeep(const control::Keep& m) {
+  if (!Released() || keeps_.count(m.order()) != 0) return;
+  KeepWork& work = keeps_[m.order()];
+  work.order = m;
+  work.answer.set_order(m.order());
+  work.answer.set_ok(true);
+  for (const auto& wanted : m.wanted()) {
+    const Blake3 digest = DigestOf(wanted.shard());
+    if (HoldsVerified(digest)) {
+      work.answer.add_held(digest.Raw());
+    } else {
+      work.open.insert(digest);
+    }
+  }
+  const std::set<Blake3> open = work.open;
+  const control::Keep order = m;
+  for (const auto& wanted : order.wanted()) {
+    if (open.count(DigestOf(wanted.shard())) == 0) continue;
+    StartFetch(wanted, order.rebuild() ? NodeAction::Pull::Why::kRebuild
+                                       : NodeAction::Pull::Why::kReplicate);
+  }
+  AnswerKeepIfDone(order.order());
+}
+
+void NodeMachine::Impl::KeepFetched(const Blake3& digest, const Status& status,
+                                    const std::vector<std::string>& bad_sources, uint64_t bytes) {
+  std::vector<uint64_t> touched;
+  for (auto& [order, work] : keeps_) {
+    if (work.open.erase(digest) == 0) continue;
+    touched.push_back(order);
+    auto& answer = work.answer;
+    answer.set_bytes_pulled(answer.bytes_pulled() + bytes);
+    for (const std::string& node : bad_sources) answer.add_bad_sources(node);
+    if (status.ok()) {
+      answer.add_held(digest.Raw());
+      continue;
+    }
+    answer.set_ok(false);
+    if (answer.error().empty()) answer.set_error(status.error().ToString());
+    if (status.error().code() == Code::kResourceExhausted) answer.set_out_of_space(true);
+  }
+  for (const uint64_t order : touched) AnswerKeepIfDone(order);
+}
+
+void NodeMachine::Impl::AnswerKeepIfDone(uint64_t order) {
+  const auto work = keeps_.find(order);
+  if (work == keeps_.end() || !work->second.open.empty()) return;
+  const KeepWork done = std::move(work->second);
+  keeps_.erase(work);
+  control::Envelope message = NewMessage();
+  *message.mutable_kept() = done.answer;
+  Send(std::move(message));
+  if (!done.answer.ok()) WriteError("a peer's copy can't be kept: " + done.answer.error());
+  for (const auto& wanted : done.order.wanted()) {
+    if (!HoldsVerified(DigestOf(wanted.shard()))) continue;
+    Do(NodeAction::WriteMeta{NameOf(wanted.shard()), wanted.shard().volume_name()});
+  }
+}
+
+// ---- dropping and committing -----------------------------------------------------------------
+
+void NodeMachine::Impl::OnDrop(const control::Drop& m) {
+  const SaveKey save = FromProto(m.save());
+  if (!Released() || save.run != FromProto(state_.run())) return;
+  if (committed_ && FromProto(committed_->save()) == save) return;
+  DropSave(save);
+}
+
+void NodeMachine::Impl::DropSave(const SaveKey& which) {
+  const SaveKey save = which;
+  std::vector<Blake3> digests;
+  std::vector<std::string> staged;
+  for (auto it = staging_.begin(); it != staging_.end();) {
+    if (it->second.unit.save != save || it->second.adopted) {
+      ++it;
+      continue;
+    }
+    Do(NodeAction::CancelTask{it->first});
+    staged.push_back(it->second.staged_name);
+    it = staging_.erase(it);
+  }
+  if (const auto own = saves_.find(save); own != saves_.end()) {
+    for (const auto& [worker, name] : own->second.staged_names) {
+      if (std::find(staged.begin(), staged.end(), name) == staged.end()) staged.push_back(name);
+    }
+    saves_.erase(own);
+  }
+  std::erase_if(keeps_, [&](const auto& entry) {
+    const auto& wanted = entry.second.order.wanted();
+    return std::any_of(wanted.begin(), wanted.end(), [&](const auto& source) {
+      return FromProto(source.shard().save()) == save;
+    });
+  });
+  std::vector<Blake3> fetching;
+  for (const auto& [digest, fetch] : fetches_) {
+    if (FromProto(fetch.wanted.shard().save()) == save) fetching.push_back(digest);
+  }
+  for (const Blake3& digest : fetching) {
+    CancelFetch(digest);
+    digests.push_back(digest);  // it may be complete all the same
+  }
+  for (const auto& [digest, shard] : shards_) {
+    if (FromProto(shard.save()) == save && config_ && shard.job() == config_->job) {
+      digests.push_back(digest);
+    }
+  }
+  std::sort(digests.begin(), digests.end());
+  digests.erase(std::unique(digests.begin(), digests.end()), digests.end());
+  if (digests.empty() && staged.empty()) return;
+  DeleteAll(std::move(digests), std::move(staged));
+  TellMetas();
+}
+
+void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::string> staged) {
+  for (const Blake3& digest : digests) {
+    shards_.erase(digest);
+    checked_.erase(digest);
+  }
+  std::erase_if(cancelled_pulls_, [&](const auto& entry) {
+    return std::find(digests.begin(), digests.end(), DigestOf(entry.second)) != digests.end();
+  });
+  Do(NodeAction::DeleteShards{NewTask(), std::move(digests), std::move(staged)});
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
+  if (undo_ && undo_->task == e.task) undo_.reset();
+}
+
+// Metas follow the shards that are here.
+void NodeMachine::Impl::TellMetas() {
+  std::vector<WorkerName> keep;
+  for (const auto& [digest, shard] : shards_) {
+    if (shard.job() == job()) keep.push_back(NameOf(shard));
+  }
+  std::sort(keep.begin(), keep.end());
+  keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
+  Do(NodeAction::RemoveOtherMetas{std::move(keep)});
+}
+
+// The job's shards that the commit makes obsolete: not to be kept, and not of a newer save.
+std::vector<Blake3> NodeMachine::Impl::Outdated(const control::Commit& m) const {
+  const std::set<std::string> keep(m.keep().begin(), m.keep().end());
+  const RunId run = FromProto(state_.run());
+  const bool own_run = FromProto(m.generation().save().run()) == run;
+  const uint32_t workers = m.generation().world().workers_per_node();
+  std::vector<Blake3> outdated;
+  for (const auto& [digest, shard] : shards_) {
+    if (shard.job() != m.generation().job() || keep.count(digest.Raw()) != 0) continue;
+    if (FromProto(shard.save().run()) == run) {
+      const auto index = static_cast<int>(shard.rank() * workers + shard.worker());
+      const bool newer = !own_run || index >= m.generation().shards_size() ||
+                         shard.ordinal() > m.generation().shards(index).ordinal();
+      if (newer) continue;
+    }
+    outdated.push_back(digest);
+  }
+  return outdated;
+}
+
+void NodeMachine::Impl::OnCommit(const control::Commit& m) {
+  if (!Released()) return;
+  const control::GenerationRecord& record = m.generation();
+  const bool again = committed_ && GenerationIdOf(*committed_) == GenerationIdOf(record) &&
+                     FromProto(committed_->save()) == FromProto(record.save());
+  const TaskId task = next_task_;
+  undo_ = CommitUndo{shards_, generations_, saves_, committed_, task};
+  for (const std::string& digest : m.keep()) {
+    if (shards_.count(FixedFromProto<Blake3>(digest)) != 0) continue;
+    WriteError(
+        fmt::format("a shard of the committed step {} is no longer here", record.save().step()));
+  }
+  Do(NodeAction::RecordGeneration{record});
+  if (!again) {
+    ++commits_;
+    Log(Severity::kInfo,
+        fmt::format("All files were replicated globally for step {}", record.save().step()));
+  }
+  control::Envelope message = NewMessage();
+  *message.mutable_commit_recorded()->mutable_run() = record.save().run();
+  message.mutable_commit_recorded()->set_save_number(record.save_number());
+  Send(std::move(message));
+  Do(NodeAction::ForgetGenerations{record.job(), GenerationIdOf(record)});
+  committed_ = record;
+  std::erase_if(generations_, [&](const auto& other) { return other.job() == record.job(); });
+  generations_.push_back(record);
+  std::erase_if(unreadable_, [](const auto& item) { return item.has_run(); });
+  if (FromProto(record.save().run()) == FromProto(state_.run())) {
+    const uint32_t workers = record.world().workers_per_node();
+    const uint64_t ordinal = record.shards(static_cast<int>(config_->rank * workers)).ordinal();
+    std::erase_if(saves_, [&](const auto& entry) {
+      return entry.second.ordinal <= ordinal && entry.second.staged_names.empty();
+    });
+  }
+  const std::vector<Blake3> outdated = Outdated(m);
+  for (const Blake3& digest : outdated) CancelFetch(digest);
+  DeleteAll(outdated, {});
+  TellMetas();
+}
+
+void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
+  if (!m.keep().empty()) return;
+  Do(NodeAction::ForgetGenerations{m.generation().job(), std::nullopt});
+  std::erase_if(generations_,
+                [&](const auto& other) { return other.job() == m.generation().job(); });
+  std::vector<Blake3> digests;
+  for (const auto& [digest, shard] : shards_) {
+    if (shard.job() == m.generation().job()) digests.push_back(digest);
+  }
+  DeleteAll(std::move(digests), {});
+  TellMetas();
+}
+
+}  // namespace tierkeep

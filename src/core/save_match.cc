@@ -1,0 +1,117 @@
+#include "core/save_match.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "format/messages.h"
+
+namespace tierkeep {
+
+SaveMatcher::Drops SaveMatcher::Staged(Rank rank, const control::SaveStaged& staged) {
+  const SaveKey key = FromProto(staged.save());
+  if (rank >= nodes_ || IsPast(rank, key, staged.ordinal())) return {};
+  Save& save = saves_[key];
+  save.staged[rank] = staged;
+  save.ordinal = std::max(save.ordinal, staged.ordinal());
+  if (save.staged.size() < nodes_ || active_ == key) return {};
+  return Complete(key);
+}
+
+SaveMatcher::Drops SaveMatcher::Failed(Rank rank, const SaveKey& save, const std::string& error) {
+  Drops drops;
+  const auto known = std::find(dropped_.begin(), dropped_.end(), save);
+  if (known != dropped_.end() || committed_ == save) return drops;
+  Drop(save, "rank " + std::to_string(rank) + " could not take it: " + error, &drops);
+  return drops;
+}
+
+SaveMatcher::Drops SaveMatcher::Rejoined(Rank rank, const std::set<SaveKey>& has) {
+  Drops drops;
+  std::vector<SaveKey> lost;
+  for (const auto& [key, save] : saves_) {
+    // A complete save may have copies elsewhere already: that is for its protection to judge.
+    if (active_ != key && save.staged.count(rank) != 0 && has.count(key) == 0) lost.push_back(key);
+  }
+  for (const SaveKey& key : lost) {
+    Drop(key, "rank " + std::to_string(rank) + " lost it", &drops);
+  }
+  return drops;
+}
+
+bool SaveMatcher::IsPast(Rank rank, const SaveKey& save, uint64_t ordinal) const {
+  if (committed_ == save) return true;
+  const auto committed = committed_ordinal_.find(rank);
+  if (committed != committed_ordinal_.end() && ordinal <= committed->second) return true;
+  return std::find(dropped_.begin(), dropped_.end(), save) != dropped_.end();
+}
+
+std::map<Rank, control::SaveStaged> SaveMatcher::ActiveShards() const {
+  TK_CHECK(active_.has_value());
+  return saves_.at(*active_).staged;
+}
+
+bool SaveMatcher::IsOlder(const Save& a, const Save& b) const {
+  for (const auto& [rank, staged] : a.staged) {
+    const auto other = b.staged.find(rank);
+    if (other != b.staged.end()) return staged.ordinal() < other->second.ordinal();
+  }
+  return a.ordinal < b.ordinal;
+}
+
+SaveMatcher::Drops SaveMatcher::Complete(const SaveKey& key) {
+  Drops drops;
+  const Save newest = saves_.at(key);
+  std::vector<SaveKey> passed_over;
+  for (const auto& [other, save] : saves_) {
+    if (other != key && active_ != other && IsOlder(save, newest)) passed_over.push_back(other);
+  }
+  for (const SaveKey& other : passed_over) {
+    Drop(other, "some node skipped it and a newer save is complete", &drops);
+  }
+  if (!active_) {
+    active_ = key;
+    stalled_ = false;
+    return drops;
+  }
+  const bool newer = IsOlder(saves_.at(*active_), newest);
+  if (!newer || (overtaken_ && !stalled_)) {
+    Drop(key, newer ? "the save before it is seen through first" : "a newer save is complete",
+         &drops);
+    return drops;
+  }
+  overtaken_ = overtaken_ || !stalled_;
+  Drop(*active_, "a newer save is complete", &drops);
+  active_ = key;
+  stalled_ = false;
+  return drops;
+}
+
+SaveMatcher::Drops SaveMatcher::DropActive(std::string reason) {
+  Drops drops;
+  if (active_) Drop(*active_, std::move(reason), &drops);
+  return drops;
+}
+
+void SaveMatcher::Drop(const SaveKey& save, std::string reason, Drops* drops) {
+  const SaveKey key = save;  // `save` may live in what is erased below
+  if (active_ == key) active_.reset();
+  saves_.erase(key);
+  dropped_.push_back(key);
+  if (dropped_.size() > kDroppedMax) dropped_.pop_front();
+  drops->push_back({key, std::move(reason)});
+}
+
+void SaveMatcher::ActiveCommitted() {
+  TK_CHECK(active_.has_value());
+  const Save committed = saves_.at(*active_);
+  for (const auto& [rank, staged] : committed.staged) {
+    committed_ordinal_[rank] = std::max(committed_ordinal_[rank], staged.ordinal());
+  }
+  committed_ = active_;
+  saves_.erase(*active_);
+  active_.reset();
+  overtaken_ = false;
+  stalled_ = false;
+}
+
+}  // namespace tierkeep

@@ -1,0 +1,71 @@
+// Matches what nodes have staged into saves of the whole job, one at a time: the active save is the
+// newest that every node has; what a newer complete one overtakes is dropped by all.
+//
+// Threads: one.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control.pb.h"
+#include "format/ids.h"
+
+namespace tierkeep {
+
+class SaveMatcher {
+ public:
+  explicit SaveMatcher(uint32_t nodes) : nodes_(nodes) {}
+
+  struct Dropped {
+    SaveKey save;
+    std::string reason;
+  };
+  // What all nodes must give up now, in order. The active save may be among it.
+  using Drops = std::vector<Dropped>;
+
+  // Repeated reports of the same are fine.
+  Drops Staged(Rank rank, const control::SaveStaged& staged);
+  Drops Failed(Rank rank, const SaveKey& save, const std::string& error);
+  // The rank came back and has only these staged: what it had reported before and lost is dropped.
+  Drops Rejoined(Rank rank, const std::set<SaveKey>& has);
+  // Whether a report of this save comes too late: it was dropped, or something newer is committed.
+  bool IsPast(Rank rank, const SaveKey& save, uint64_t ordinal) const;
+
+  // Complete, being protected, not committed yet.
+  std::optional<SaveKey> active() const { return active_; }
+  // By rank. Only for the active save.
+  std::map<Rank, control::SaveStaged> ActiveShards() const;
+  // The active save can't be protected: the next complete one may take its place at once.
+  void ActiveStalled() { stalled_ = true; }
+  Drops DropActive(std::string reason);
+  void ActiveCommitted();
+
+ private:
+  struct Save {
+    std::map<Rank, control::SaveStaged> staged;
+    uint64_t ordinal = 0;  // the highest any node gave it
+  };
+  // Of saves that every node has, the order is the nodes' own.
+  bool IsOlder(const Save& a, const Save& b) const;
+  Drops Complete(const SaveKey& save);
+  void Drop(const SaveKey& save, std::string reason, Drops* drops);
+  static constexpr size_t kDroppedMax = 256;
+
+  const uint32_t nodes_;
+  std::map<SaveKey, Save> saves_;
+  std::optional<SaveKey> active_;
+  bool stalled_ = false;
+  // A save was overtaken since the last commit: the one after it is seen through, so that saves
+  // coming faster than they can be protected don't leave the job without any.
+  bool overtaken_ = false;
+  std::deque<SaveKey> dropped_;
+  std::map<Rank, uint64_t> committed_ordinal_;
+  std::optional<SaveKey> committed_;
+};
+
+}  // namespace tierkeep
