@@ -79,6 +79,14 @@ class Node:
         self.log_path = os.path.join(self.home, "agent.log")
         self.output_path = os.path.join(self.home, "agent.out")
         self.agent = None
+        self.ram_mib = cluster.ram_mib  # holds from the next wipe on
+        # Flags of the agent, for its next start; None for a switch.
+        self.settings = {
+            "mount": None, "state-dir": self.state_dir, "node-name": self.name,
+            "rendezvous": f"file:{cluster.rendezvous}", "advertise": "127.0.0.1",
+            "control-port": "0", "data-port": "0", "admin": self.admin,
+            "metrics": "127.0.0.1:0", "log-file": self.log_path, "insecure": None
+        }
         os.makedirs(self.state_dir)
         self._make_ram()
 
@@ -97,7 +105,7 @@ class Node:
     def _make_ram(self):
         if self.cluster.mounted is not False:
             os.makedirs(self.mount, exist_ok=True)
-            size = f"size={self.cluster.ram_mib}m,mode=0755"
+            size = f"size={self.ram_mib}m,mode=0755"
             for options in (size + ",huge=within_size", size):
                 done = subprocess.run(
                     ["mount", "-t", "tmpfs", "-o", options, "tierkeep", self.mount],
@@ -112,6 +120,7 @@ class Node:
                 os.rmdir(self.mount)
         if not self.cluster.mounted:
             self.mount = os.path.join("/dev/shm", os.path.basename(self.cluster.work), self.name)
+        self.settings["mount"] = self.mount
         os.makedirs(self.volume)
         os.makedirs(self.store)
 
@@ -141,13 +150,10 @@ class Node:
     # ---- agent
 
     def command(self):
-        return [
-            self.cluster.binary, "agent", "--mount", self.mount, "--state-dir", self.state_dir,
-            "--node-name", self.name, "--rendezvous", f"file:{self.cluster.rendezvous}",
-            "--advertise", "127.0.0.1", "--control-port", "0", "--data-port", "0",
-            "--admin", self.admin, "--metrics", "127.0.0.1:0", "--log-file", self.log_path,
-            "--insecure", *self.cluster.agent_options
-        ]
+        flags = []
+        for name, value in self.settings.items():
+            flags += [f"--{name}"] if value is None else [f"--{name}", str(value)]
+        return [self.cluster.binary, "agent", *flags, *self.cluster.agent_options]
 
     def start(self):
         """Starts the agent and does not wait for it."""
