@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -66,6 +65,7 @@ PullResult PullJob::Run() {
     }
   }
   for (std::thread& thread : threads) thread.join();
+  if (reserver_.joinable()) reserver_.join();
   context_->gate.Leave(request_.priority);
   PullResult result = Finish();
   result.took = context_->clock->Now() - started;
@@ -177,6 +177,18 @@ void PullJob::StartChunks() {
   }
   plan_ = std::move(plan);
   manifest_known_ = true;
+  reserver_ = std::thread([this] { ReserveFiles(); });
+}
+
+void PullJob::ReserveFiles() {
+  const auto& entries = incoming_->manifest().entries;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].bytes < kMapFileBytesMin) continue;
+    auto target = incoming_->Target(i);
+    if (!target.ok()) return Abort(target.error());
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+  }
 }
 
 void PullJob::Disconnect(Worker& worker) {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/log.h"
@@ -67,6 +68,9 @@ class PullJob {
   void ChunkArrived(TransferPlan::RequestId id);
   TransferPlan::Outcome Judge(const Worker& worker, const Request& request, const Error& error);
   void StartChunks();
+  // Takes the memory of all large files ahead of the workers: want of space shows before much was
+  // pulled, and what two pulls at once can't both have neither finds out at the end.
+  void ReserveFiles();
   // Our own side can't go on.
   void Abort(Error why);
   void AbortLocked(Error why);
@@ -85,6 +89,7 @@ class PullJob {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Worker>> workers_;
   size_t working_ = 0;
+  std::thread reserver_;
   TransferPlan plan_;
   bool manifest_known_ = false;           // the plan is for the chunks
   std::vector<std::string> last_errors_;  // by source
