@@ -1,9 +1,7 @@
 #include "tiers/ram/incoming_shard.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <utility>
 
 #include "base/time.h"
@@ -42,17 +40,6 @@ Status CheckRoom(Dir& root, const RamStore::NewShard& shard) {
         fmt::format("no room for a shard: {} inodes needed, {} free", inodes, space.free_inodes));
   }
   return OkStatus();
-}
-
-// Takes the memory of a file before it is mapped: a page that can't be had under a map is SIGBUS.
-Status Reserve(File& file, uint64_t bytes) {
-  if (file.descriptor() < 0 || bytes == 0) return OkStatus();
-  int rc;
-  do {
-    rc = ::fallocate(file.descriptor(), 0, 0, static_cast<off_t>(bytes));
-  } while (rc != 0 && errno == EINTR);
-  if (rc == 0 || errno == EOPNOTSUPP) return OkStatus();
-  return ErrnoError(errno, fmt::format("reserve {}", FormatBytes(bytes)));
 }
 
 }  // namespace
@@ -136,7 +123,8 @@ Result<MutableByteSpan> RamIncomingShard::Target(size_t entry) {
     } else {
       TK_ASSIGN_OR_RETURN(file, Make(entry));
     }
-    TK_RETURN_IF_ERROR(Reserve(*file, bytes));
+    // A page that can't be had under a map is SIGBUS; here it is an error.
+    TK_RETURN_IF_ERROR(file->Allocate(0, bytes));
     TK_ASSIGN_OR_RETURN(slot.map, file->Map(0, bytes, MapAccess::kReadWrite));
   }
   return MutableByteSpan(slot.map->data(), slot.map->size());

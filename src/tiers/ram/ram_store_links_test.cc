@@ -1,0 +1,269 @@
+// Shards in the volume: what the job can and can't do to them, and what is remembered of it.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "format/store_names.h"
+#include "format/volume_names.h"
+#include "tiers/ram/ram_testutil.h"
+
+namespace tierkeep {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Runs where flags can be set, and where they can't (by a Dir that says so).
+class LinksTest : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (guarded() && !node_.HasImmutable()) GTEST_SKIP() << "no FS_IMMUTABLE_FL here or no rights";
+    Restart();
+    PutFile(node_.Client("5/d/a"), "content of a");
+    PutFile(node_.Client("5/empty"), "");
+    fs::create_symlink("d/a", node_.Client("5/link"));
+    ASSERT_EQ(::chmod(node_.Client("5/d").c_str(), 0750), 0);
+    text_ = TreeText(node_.Client("5"));
+    const auto staged = node_.Stage("5", TestIdentity(5));
+    ASSERT_TRUE(staged.ok()) << staged.error().ToString();
+    digest_ = staged->digest;
+    h_ = node_.store().Find(digest_)->volume_name;
+  }
+  bool guarded() const { return GetParam(); }
+  void Restart() {
+    node_.faults().Set([this](std::string_view call, std::string_view) -> std::optional<Error> {
+      if (call == "SetImmutable" && !guarded()) return Error(Code::kUnimplemented, "no flags here");
+      return std::nullopt;
+    });
+    const Status opened = node_.Reopen();
+    ASSERT_TRUE(opened.ok()) << opened.error().ToString();
+  }
+  std::string Linked() { return node_.Client(DataName(h_)); }
+  std::string Data() { return node_.InStore(ShardDataPath(digest_)); }
+  bool suspect() { return node_.store().Find(digest_)->suspect; }
+  bool Verify() { return node_.store().Verify(digest_, nullptr).ok; }
+  ino_t Inode(const std::string& path) {
+    struct stat st {};
+    EXPECT_EQ(::lstat(path.c_str(), &st), 0) << path;
+    return st.st_ino;
+  }
+  bool CanWrite(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_WRONLY);
+    if (fd >= 0) ::close(fd);
+    return fd >= 0;
+  }
+
+  RamNode node_;
+  std::string text_;
+  Blake3 digest_;
+  std::string h_;
+};
+INSTANTIATE_TEST_SUITE_P(Flags, LinksTest, testing::Bool(),
+                         [](const auto& test) { return test.param ? "Immutable" : "NoImmutable"; });
+
+TEST_P(LinksTest, TheVolumeShowsTheSameInodesAndNobodyCanWriteThemWhereFlagsExist) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  EXPECT_EQ(TreeText(Linked()), text_);
+  EXPECT_EQ(Inode(Linked() + "/d/a"), Inode(Data() + "/d/a"));
+  EXPECT_NE(Inode(Linked() + "/d"), Inode(Data() + "/d"));
+  EXPECT_EQ(CanWrite(Linked() + "/d/a"), !guarded());
+  EXPECT_EQ(suspect(), !guarded());
+  // Even root can't make another name for it, or take it away.
+  if (guarded()) {
+    std::error_code error;
+    fs::create_hard_link(Linked() + "/d/a", node_.Client("mine"), error);
+    EXPECT_TRUE(error);
+    EXPECT_FALSE(fs::remove(Linked() + "/d/a", error));
+  }
+  // A good verification helps only where it stays true.
+  EXPECT_TRUE(Verify());
+  EXPECT_EQ(suspect(), !guarded());
+  Restart();
+  EXPECT_EQ(suspect(), !guarded());
+  EXPECT_EQ(CanWrite(Linked() + "/d/a"), !guarded());
+}
+
+TEST_P(LinksTest, UnlinkedCopiesAreSuspectUntilVerified) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  ASSERT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
+  EXPECT_FALSE(Exists(Linked()));
+  EXPECT_TRUE(suspect());
+  Restart();
+  EXPECT_TRUE(suspect());
+  EXPECT_TRUE(Verify());
+  EXPECT_FALSE(suspect());
+  Restart();
+  EXPECT_FALSE(suspect());
+  EXPECT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
+  EXPECT_FALSE(suspect());
+  EXPECT_EQ(node_.store().UnlinkFromVolume("../x").error().code(), Code::kInvalidArgument);
+}
+
+TEST_P(LinksTest, LinkingAgainGivesAWholeTreeAgain) {
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+    ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+    EXPECT_EQ(TreeText(Linked()), text_);
+    EXPECT_EQ(suspect(), !guarded());
+    ASSERT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
+    EXPECT_TRUE(Verify());
+  }
+  EXPECT_TRUE(fs::is_empty(node_.InStore("trash")));
+  EXPECT_TRUE(fs::is_empty(node_.InStore("incoming")));
+}
+
+TEST_P(LinksTest, WhateverStandsAtTheNameIsReplaced) {
+  const std::vector<std::function<void()>> plants{
+      [&] { PutFile(Linked() + "/x/y", "planted"); },
+      [&] { PutFile(Linked(), "planted"); },
+      [&] { fs::create_symlink("/etc", Linked()); },
+      [&] { ASSERT_EQ(::mkfifo(Linked().c_str(), 0600), 0); },
+  };
+  for (const auto& plant : plants) {
+    plant();
+    const Status linked = node_.store().LinkIntoVolume(digest_);
+    ASSERT_TRUE(linked.ok()) << linked.error().ToString();
+    EXPECT_EQ(TreeText(Linked()), text_);
+    ASSERT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
+  }
+  EXPECT_TRUE(Exists("/etc"));
+}
+
+TEST_P(LinksTest, ATreeThatTheJobTookApartIsSuspectAndCanBeRepaired) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  fs::rename(Linked() + "/d", node_.Client("stolen"));
+  Restart();
+  EXPECT_TRUE(suspect());
+  EXPECT_TRUE(Verify());
+  EXPECT_TRUE(suspect()) << "a name of its file is still in the volume, nobody knows for whom";
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  EXPECT_EQ(TreeText(Linked()), text_);
+  ASSERT_TRUE(node_.store().RemoveFromVolume({"stolen"}).ok());
+  EXPECT_FALSE(Exists(node_.Client("stolen")));
+  ASSERT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
+  EXPECT_TRUE(Verify());
+  EXPECT_FALSE(suspect());
+}
+
+TEST_P(LinksTest, RemovingAStolenPartFirstMakesTheCopySuspect) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  fs::rename(Linked() + "/d", node_.Client("stolen"));
+  ASSERT_TRUE(node_.store().RemoveFromVolume({"stolen"}).ok());
+  EXPECT_FALSE(Exists(node_.Client("stolen")));
+  EXPECT_TRUE(suspect());
+  EXPECT_EQ(GetFile(Data() + "/d/a"), "content of a");
+}
+
+TEST_P(LinksTest, AStagedSaveWithPartsOfALinkedTreeIsRefusedOrCopiedButNeverShared) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  fs::rename(Linked() + "/d", node_.Client("6"));
+  const auto staged = node_.Stage("6", TestIdentity(6));
+  if (guarded()) {
+    ASSERT_FALSE(staged.ok());
+    EXPECT_EQ(staged.error().code(), Code::kFailedPrecondition) << staged.error().ToString();
+    EXPECT_NE(staged.error().message().find("\"a\""), std::string::npos);
+    ASSERT_TRUE(node_.store().DeleteStaged(node_.store().Staged()[0]).ok());
+  } else {
+    ASSERT_TRUE(staged.ok()) << staged.error().ToString();
+    EXPECT_NE(Inode(node_.InStore(ShardDataPath(staged->digest)) + "/a"), Inode(Data() + "/d/a"));
+  }
+  EXPECT_TRUE(suspect());
+  EXPECT_TRUE(Verify());
+}
+
+TEST_P(LinksTest, AWriterStopsTheLinking) {
+  const int fd = ::open((Data() + "/d/a").c_str(), O_WRONLY);
+  ASSERT_GE(fd, 0);
+  const Status linked = node_.store().LinkIntoVolume(digest_);
+  ASSERT_FALSE(linked.ok());
+  EXPECT_EQ(linked.error().code(), Code::kFailedPrecondition);
+  EXPECT_FALSE(Exists(Linked()));
+  ::close(fd);
+  EXPECT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+}
+
+TEST_P(LinksTest, DeletingAShardTakesItsLinksAlong) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  ASSERT_TRUE(node_.store().Delete(digest_).ok());
+  EXPECT_FALSE(Exists(Linked()));
+  EXPECT_TRUE(fs::is_empty(node_.InStore("shards")));
+  EXPECT_TRUE(fs::is_empty(node_.InStore("trash")));
+}
+
+TEST_P(LinksTest, ReplicasShareTheNameAndTheOneThatCountsIsTheLast) {
+  PutFile(node_.Client("1/a"), "same");
+  PutFile(node_.Client("2/a"), "same");
+  const auto one = node_.Stage("1", TestIdentity(1, 2));
+  const auto two = node_.Stage("2", TestIdentity(2, 2));
+  ASSERT_TRUE(one.ok() && two.ok());
+  const std::string h = node_.store().Find(one->digest)->volume_name;
+  ASSERT_EQ(node_.store().Find(two->digest)->volume_name, h);
+  const auto data = [&](const Blake3& digest) {
+    return node_.InStore(ShardDataPath(digest)) + "/a";
+  };
+  ASSERT_TRUE(node_.store().LinkIntoVolume(one->digest).ok());
+  ASSERT_TRUE(node_.store().LinkIntoVolume(two->digest).ok());
+  const std::string linked = node_.Client(DataName(h)) + "/a";
+  EXPECT_EQ(Inode(linked), Inode(data(two->digest)));
+  EXPECT_TRUE(node_.store().Find(one->digest)->suspect);
+  EXPECT_EQ(node_.store().Find(two->digest)->suspect, !guarded());
+  EXPECT_TRUE(node_.store().Verify(one->digest, nullptr).ok);
+  EXPECT_FALSE(node_.store().Find(one->digest)->suspect);
+  // The one that isn't linked goes without the links.
+  ASSERT_TRUE(node_.store().Delete(one->digest).ok());
+  EXPECT_TRUE(Exists(linked));
+  ASSERT_TRUE(node_.store().Delete(two->digest).ok());
+  EXPECT_FALSE(Exists(linked));
+}
+
+TEST_P(LinksTest, AFullVolumeCanStillGiveMemoryBack) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  node_.faults().Set([&](std::string_view call, std::string_view) -> std::optional<Error> {
+    if (call == "SetImmutable" && !guarded()) return Error(Code::kUnimplemented, "no flags here");
+    if (call == "WriteFileAtomically" || call == "WriteAll") return ErrnoError(ENOSPC, "write");
+    return std::nullopt;
+  });
+  ASSERT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
+  EXPECT_FALSE(Exists(Linked()));
+  EXPECT_TRUE(suspect());
+  ASSERT_TRUE(node_.store().Delete(digest_).ok());
+  EXPECT_TRUE(fs::is_empty(node_.InStore("shards")));
+}
+
+TEST_P(LinksTest, ThatLittleCanBeWrittenIsRemembered) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  node_.faults().Set([&](std::string_view call, std::string_view) -> std::optional<Error> {
+    if (call == "WriteFileAtomically") return ErrnoError(ENOSPC, "write");
+    return std::nullopt;
+  });
+  ASSERT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
+  Restart();
+  EXPECT_TRUE(suspect());
+  EXPECT_TRUE(Verify());
+  EXPECT_FALSE(suspect());
+}
+
+// A verification that began before the links were there says nothing about what came after.
+TEST_P(LinksTest, AVerificationOvertakenByLinkingDoesNotClear) {
+  if (guarded()) GTEST_SKIP() << "guarded copies stay good";
+  std::atomic<bool> linked{false};
+  node_.faults().Set([&](std::string_view call, std::string_view path) -> std::optional<Error> {
+    if (call == "SetImmutable") return Error(Code::kUnimplemented, "no flags here");
+    if (call == "ReadExactly" && path.ends_with("/d/a") && !linked.exchange(true)) {
+      EXPECT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+      EXPECT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
+    }
+    return std::nullopt;
+  });
+  EXPECT_TRUE(Verify());
+  EXPECT_TRUE(linked);
+  EXPECT_TRUE(suspect());
+  EXPECT_TRUE(Verify());
+  EXPECT_FALSE(suspect());
+}
+
+}  // namespace
+}  // namespace tierkeep
