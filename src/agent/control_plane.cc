@@ -1,5 +1,6 @@
 #include "agent/control_plane.h"
 
+#include "agent/settings.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -14,8 +15,16 @@ Overloaded(Ts...) -> Overloaded<Ts...>;
 
 // Answers to the rendezvous as events, decoded.
 Result<std::optional<control::RendezvousRecord>> DecodeRead(
-    const std::optional<VersionedRecord>& read) {
+    const std::string& job, const std::optional<VersionedRecord>& read) {
   if (!read) return std::optional<control::RendezvousRecord>();
+  if (read->version == "static") {  // io/rendezvous.h: a fixed address is all there is
+    TK_ASSIGN_OR_RETURN(const RendezvousAddress at, ParseRendezvous("static:" + read->bytes));
+    control::RendezvousRecord fixed;
+    fixed.set_job(job);
+    fixed.mutable_coordinator()->set_host(at.host);
+    fixed.mutable_coordinator()->set_port(at.port);
+    return std::optional<control::RendezvousRecord>(std::move(fixed));
+  }
   auto record = DecodeRendezvousRecord(read->bytes);
   if (!record.ok()) return record.error().With("the rendezvous record can't be read");
   return std::optional<control::RendezvousRecord>(std::move(*record));
@@ -113,7 +122,7 @@ void ControlPlane::Locate(const std::string& job) {
     NodeEvent::Any event;
     if (!read.ok()) {
       event = NodeEvent::LocateFailed{read.error()};
-    } else if (auto record = DecodeRead(*read); !record.ok()) {
+    } else if (auto record = DecodeRead(job, *read); !record.ok()) {
       event = NodeEvent::LocateFailed{record.error()};
     } else {
       event = NodeEvent::CoordinatorLocated{std::move(*record)};
@@ -264,7 +273,7 @@ void ControlPlane::ReadRendezvous(const std::string& job) {
     CoordinatorEvent::Any event;
     if (!read.ok()) {
       event = CoordinatorEvent::RendezvousFailed{read.error()};
-    } else if (auto record = DecodeRead(*read); !record.ok()) {
+    } else if (auto record = DecodeRead(job, *read); !record.ok()) {
       event = CoordinatorEvent::RendezvousFailed{record.error()};
     } else {
       event = CoordinatorEvent::RendezvousRead{std::move(*record),
