@@ -137,6 +137,7 @@ class TlsStream : public SocketStream {
     while (!data.empty()) {
       ERR_clear_error();
       size_t n = 0;
+      SetTlsMoreFollows(ssl_.get(), data.size() > SSL3_RT_MAX_PLAIN_LENGTH);
       const int rc = SSL_write_ex(ssl_.get(), data.data(), data.size(), &n);
       if (rc != 1) return Failed(rc, "send to");
       data = data.subspan(n);

@@ -19,6 +19,7 @@ namespace {
 struct SocketState {
   int fd = -1;
   int flags = 0;            // MSG_DONTWAIT or 0
+  int send_flags = 0;       // MSG_MORE or 0
   int64_t deadline_ns = 0;  // CLOCK_MONOTONIC; 0: none
   int last_errno = 0;
 };
@@ -49,7 +50,8 @@ int SocketWrite(BIO* bio, const char* data, int n) {
   ssize_t sent = -1;
   do {
     if (!WaitUntilDeadline(*state, POLLOUT)) break;
-    sent = ::send(state->fd, data, static_cast<size_t>(n), MSG_NOSIGNAL | state->flags);
+    sent = ::send(state->fd, data, static_cast<size_t>(n),
+                  MSG_NOSIGNAL | state->flags | state->send_flags);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) {
     state->last_errno = errno;
@@ -119,7 +121,7 @@ UniqueSsl NewTlsSession(SSL_CTX* context, TlsRole role, int fd) {
   TK_CHECK_MSG(ssl != nullptr, "SSL_new: out of memory");
   BIO* bio = BIO_new(SocketMethod());
   TK_CHECK_MSG(bio != nullptr, "BIO_new: out of memory");
-  BIO_set_data(bio, new SocketState{fd});
+  BIO_set_data(bio, new SocketState{.fd = fd});
   BIO_set_init(bio, 1);
   SSL_set_bio(ssl.get(), bio, bio);  // takes the one reference
   if (role == TlsRole::kServer) {
@@ -131,6 +133,10 @@ UniqueSsl NewTlsSession(SSL_CTX* context, TlsRole role, int fd) {
 }
 
 void SetTlsNonBlocking(SSL* ssl) { StateOf(SSL_get_rbio(ssl))->flags = MSG_DONTWAIT; }
+
+void SetTlsMoreFollows(SSL* ssl, bool more) {
+  StateOf(SSL_get_wbio(ssl))->send_flags = more ? MSG_MORE : 0;
+}
 
 void SetTlsDeadline(SSL* ssl, int64_t monotonic_ns) {
   StateOf(SSL_get_rbio(ssl))->deadline_ns = monotonic_ns;

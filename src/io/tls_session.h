@@ -24,6 +24,8 @@ UniqueSsl NewTlsSession(SSL_CTX* context, TlsRole role, int fd);
 
 // Makes all further calls on the session return at once instead of waiting for the socket.
 void SetTlsNonBlocking(SSL* ssl);
+// Says that another record follows at once, so that the kernel may put several into one segment.
+void SetTlsMoreFollows(SSL* ssl, bool more);
 // Until the time (CLOCK_MONOTONIC nanoseconds; 0: none) every wait of the session ends as by a
 // timeout, however much the peer trickles.
 void SetTlsDeadline(SSL* ssl, int64_t monotonic_ns);
