@@ -147,6 +147,7 @@ void TestCluster::StartAgent(size_t host) {
   }
   for (const auto& [digest, copy] : h.store) *started.inventory.add_shards() = copy.info;
   for (const auto& record : h.generations) *started.inventory.add_generations() = record;
+  for (const auto& item : h.unreadable) *started.inventory.add_unreadable() = item;
   for (const auto& [name, content] : h.staged) started.staged.push_back(name);
   NodeLater(host, started);
   if (h.yaml) NodeLater(host, NodeEvent::ConfigSeen{*h.yaml, h.yaml_id, yamls_.at(*h.yaml)});
@@ -235,6 +236,11 @@ void TestCluster::CarryOut(size_t host, const NodeActions& actions) {
   const uint64_t life = at(host).life;
   for (size_t i = 0; i < actions.size(); ++i) {
     if (at(host).life != life) return;  // killed in the middle
+    if (at(host).kill_after && (*at(host).kill_after)-- == 0) {
+      at(host).kill_after.reset();
+      KillAgent(host);
+      return;
+    }
     const char* name = NameOfAction(actions[i]);
     trace_ += fmt::format("{} {} {}\n", now_.time_since_epoch().count(), at(host).name, name);
     bool ok = true;
@@ -249,7 +255,7 @@ void TestCluster::CarryOut(size_t host, const NodeActions& actions) {
     for (size_t j = i; j < actions.size(); ++j) {
       if (const auto task = TaskOf(actions[j])) failed.skipped.push_back(*task);
     }
-    NodeLater(host, failed);
+    ToNode(host, failed);
     return;
   }
 }
@@ -279,6 +285,7 @@ void TestCluster::Open(size_t host, size_t coordinator, bool local) {
   c.id = local ? kLocalConnection : id;
   c.node_life = at(host).life;
   c.coordinator_life = coordinator < hosts_.size() ? at(coordinator).life : 0;
+  if (local) c.to_coordinator = at(host).local_busy;
   connections_[id] = c;
   at(host).link = id;
   After(Delay(), [this, id, host, coordinator] {
@@ -306,7 +313,12 @@ void TestCluster::Close(uint64_t connection, bool tell_node, bool tell_coordinat
   }
   if (tell_coordinator && c.coordinator < hosts_.size() &&
       at(c.coordinator).life == c.coordinator_life) {
-    CoordinatorLater(c.coordinator, CoordinatorEvent::Disconnected{c.id});
+    // After all that was said on it, and before anything on the next connection of that id.
+    c.to_coordinator = std::max(c.to_coordinator, now_ + Delay());
+    if (c.id == kLocalConnection) h.local_busy = c.to_coordinator;
+    AtTime(c.to_coordinator, [this, host = c.coordinator, life = c.coordinator_life, id = c.id] {
+      if (at(host).life == life) ToCoordinator(host, CoordinatorEvent::Disconnected{id});
+    });
   }
 }
 
@@ -522,7 +534,8 @@ void TestCluster::ScanVolume(size_t host) {
 
 bool TestCluster::Do(size_t host, const NodeAction::WritePrerestore& a) {
   Host& h = at(host);
-  if (h.yaml) Violation("the decision is shown before the yaml is gone");
+  if (h.yaml && h.yaml_id == h.state.config_file_id())
+    Violation("the decision is shown before the yaml is gone");
   const auto& choice = h.state.restored();
   if (choice.none() != !a.step.has_value()) Violation("prerestore differs from the choice");
   std::string what = choice.none() ? "none" : choice.generation().save().SerializeAsString();
@@ -543,7 +556,8 @@ bool TestCluster::Do(size_t host, const NodeAction::PlaceLink& a) {
     Violation("a link to bytes that were not verified");
   }
   if (h.state.links_placed()) Violation("links are placed twice");
-  if (h.client.released) return true;
+  // A client that has just started anew first waits for its own yaml to go.
+  if (h.client.released || h.yaml) return true;
   h.client.released = true;
   h.client.step = a.name.step;
   h.client.digest = a.digest;
@@ -551,7 +565,7 @@ bool TestCluster::Do(size_t host, const NodeAction::PlaceLink& a) {
 }
 
 bool TestCluster::Do(size_t host, const NodeAction::PlaceNoCheckpoint&) {
-  at(host).client.released = true;
+  if (!at(host).yaml) at(host).client.released = true;
   return true;
 }
 bool TestCluster::Do(size_t host, const NodeAction::WriteError& a) {

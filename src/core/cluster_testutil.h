@@ -52,12 +52,15 @@ class TestCluster {
   // -- what happens to the cluster
   // The job's process on `host` starts as `rank`: a new yaml appears.
   void StartClient(size_t host, Rank rank);
-  void StartJob();  // host i as rank i
+  void StartJob();                                        // host i as rank i
+  void EndClient(size_t host) { at(host).rank.reset(); }  // its job is no longer counted
   // The job finished writing a step there. `content`: what its replicas have in common.
   void Save(size_t host, Step step, uint64_t content = 0);
   void SaveAll(Step step);      // on the hosts of StartClient
   void KillAgent(size_t host);  // at once, its RAM stays
   void StartAgent(size_t host);
+  // Kills the agent of `host` just before it carries out its next-but-`actions` action.
+  void KillAfter(size_t host, uint64_t actions) { at(host).kill_after = actions; }
   void WipeRam(size_t host);   // with the agent down: volume and store are gone
   void LoseHost(size_t host);  // and the state directory too
   void Corrupt(size_t host, const Blake3& digest);
@@ -65,6 +68,13 @@ class TestCluster {
   void FillStore(size_t host, bool full) { at(host).full = full; }
   void CutLink(size_t host);  // its control connection breaks
   void FailNext(size_t host, const std::string& action);
+  void Stop(size_t host) { NodeLater(host, NodeEvent::StopRequested{}); }
+  void ChangeJaxInit(size_t host, const std::string& text) {
+    NodeLater(host, NodeEvent::JaxInitChanged{text});
+  }
+  void AddUnreadable(size_t host, const control::Unreadable& item) {
+    at(host).unreadable.push_back(item);
+  }
   void SendYaml(size_t host, std::optional<Result<ParsedConfig>> parsed);
 
   // -- running
@@ -77,6 +87,7 @@ class TestCluster {
   NodeStatus status(size_t host) const;
   std::optional<control::JobStatus> job_status() const;
   bool Up(size_t host) const { return hosts_[host]->node != nullptr; }
+  bool YamlStands(size_t host) const { return hosts_[host]->yaml.has_value(); }
   bool AllReleased() const;
   // All running agents recorded a commit of this step as their newest generation.
   bool AllCommitted(Step step) const;
@@ -111,6 +122,7 @@ class TestCluster {
     std::optional<std::string> yaml;         // text
     std::string yaml_id;
     std::optional<Rank> rank;
+    std::vector<control::Unreadable> unreadable;
     Client client;
     bool full = false;
     // The agent's life.
@@ -122,7 +134,9 @@ class TestCluster {
     std::set<Blake3> verified;
     bool watching = false;
     std::optional<uint64_t> link;  // to a coordinator
+    Instant local_busy{};
     std::map<std::string, int> fail;
+    std::optional<uint64_t> kill_after;
   };
   struct Connection {
     size_t node = 0;

@@ -345,14 +345,8 @@ void CoordinatorMachine::Impl::ResumeMember(Peer* member) {
   for (const auto& staged : std::exchange(*member->join.mutable_staged(), {})) {
     OnStaged(member, staged);
   }
-  if (committed_) {
-    bool recorded = false;
-    for (const auto& record : member->join.inventory().generations()) {
-      recorded = recorded || (record.save_number() == committed_->save_number() &&
-                              FromProto(record.save()) == FromProto(committed_->save()));
-    }
-    if (!recorded) SendCommit(*member);
-  }
+  // Again, even if it is recorded there: collecting may have been cut short.
+  if (committed_) SendCommit(*member);
   Pump(&active_);
   Pump(&rebuild_);
   CheckLastCommitted();

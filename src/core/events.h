@@ -68,6 +68,7 @@ struct NodeEvent {
     Error error;
   };
   struct CoordinatorConnected {};
+  // Never of a connection that Disconnect or a newer Connect has ended.
   struct CoordinatorLost {
     Error error;
   };  // also when connecting failed
@@ -104,7 +105,7 @@ struct NodeEvent {
     TimerId timer = 0;
   };
   // The name of the action that failed, and the tasks of that Step that were not started because of
-  // it: those end in no other event.
+  // it: those end in no other event. It is the machine's next event.
   struct BatchFailed {
     std::string action;
     Error error;
@@ -237,7 +238,9 @@ using NodeActions = std::vector<NodeAction::Any>;
 
 // ---- the coordinator machine -----------------------------------------------------------------
 
-using ConnectionId = uint64_t;                       // of the agent's control network
+// Of the agent's control network. Events of one id come in order; a Disconnected of the local one
+// before anything that its node says after it connected again.
+using ConnectionId = uint64_t;
 inline constexpr ConnectionId kLocalConnection = 0;  // the node machine in the same process
 
 struct CoordinatorEvent {

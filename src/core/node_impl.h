@@ -73,6 +73,7 @@ class NodeMachine::Impl {
   struct StageWork {
     SaveUnit unit;
     std::string staged_name;
+    uint64_t ordinal = 0;
     bool adopted = false;  // of an earlier attempt: joins nothing, only becomes a shard
   };
 
@@ -120,6 +121,8 @@ class NodeMachine::Impl {
   void AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed);
   void RefuseConfig(const NodeEvent::ConfigSeen& e);
   void LeaveRun(const std::string& reason);
+  void NoteShards();
+  uint64_t OrdinalOfLeftover(const SaveKey& save);
   void StageAdopted(const std::vector<std::string>& names);
   void StartLocating();
   void Locate();
@@ -148,6 +151,7 @@ class NodeMachine::Impl {
   // -- node_save.cc
   void TakeSave(const NodeEvent::SaveSeen& e);
   void StageSave(tierkeep::Step step, const std::map<Worker, std::string>& names);
+  bool NoteSave(const SaveKey& save, uint64_t ordinal);
   void SaveIsStaged(const SaveKey& save, OwnSave* own);
   void TellStaged(const SaveKey& save, OwnSave* own);
   void ForgetOlderSaves(uint64_t ordinal);

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
+#include "core/restore_choice.h"
 
 namespace tierkeep {
 
@@ -38,6 +39,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
     return;
   }
   accepted_at_ = now_;
+  if (!state_.last_run().nonce().empty()) NoteShards();
   if (!state_.volume_cleaned()) {
     phase_ = Phase::kCleaning;
     Arm(kGatherTimer, GatherBudget());
@@ -63,67 +65,99 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
 // Goes on within the run that was accepted before the restart.
 void NodeMachine::Impl::Resume() {
   if (!Released()) return;
+  if (!state_.links_placed() && !state_.restored().none()) {
+    for (const auto& shard : ShardsOfRank(state_.restored().generation(), config_->rank)) {
+      if (shards_.count(DigestOf(shard)) != 0) continue;
+      // The store was lost before the links stood: this part is restored once more.
+      state_.set_released(false);
+      state_.clear_restored();
+      Persist();
+      return;
+    }
+  }
   phase_ = Phase::kRunning;
   if (!state_.links_placed()) PlaceAll();
 }
 
+// The shards of this node's last run tell of saves that the state doesn't know yet; those of a run
+// that goes on are told to the coordinator again.
+void NodeMachine::Impl::NoteShards() {
+  const RunId run = FromProto(Released() ? state_.run() : state_.last_run());
+  const Rank rank = Released() ? config_->rank : state_.last_rank();
+  uint64_t committed = 0;
+  if (committed_ && FromProto(committed_->save().run()) == run) {
+    for (const auto& shard : committed_->shards()) {
+      if (shard.rank() == rank) committed = shard.ordinal();
+    }
+  }
+  std::map<uint64_t, const control::ShardInfo*> newer;
+  for (const auto& [digest, shard] : shards_) {
+    if (shard.job() != config_->job || FromProto(shard.save().run()) != run ||
+        shard.rank() != rank) {
+      continue;
+    }
+    newer[shard.ordinal()] = &shard;
+    if (Released() && shard.ordinal() > committed) {
+      OwnSave& own = saves_[FromProto(shard.save())];
+      own.ordinal = shard.ordinal();
+      own.shards[shard.worker()] = shard;
+    }
+  }
+  for (const auto& [ordinal, shard] : newer) NoteSave(FromProto(shard->save()), ordinal);
+}
+
+// The list of saves is in order of time, one entry a step, the last one the newest. 0: the same
+// step was saved again after it. What isn't in the list was taken after all that is.
+uint64_t NodeMachine::Impl::OrdinalOfLeftover(const SaveKey& save) {
+  for (const auto& [other, own] : saves_) {
+    if (other == save) return own.ordinal;
+  }
+  for (int i = 0; i < state_.saves_size(); ++i) {
+    const SaveKey noted = FromProto(state_.saves(i));
+    if (noted.step != save.step || noted.occurrence < save.occurrence) continue;
+    if (noted.occurrence > save.occurrence) return 0;
+    const auto behind = static_cast<uint64_t>(state_.saves_size() - 1 - i);
+    return state_.last_ordinal() > behind ? state_.last_ordinal() - behind : 1;
+  }
+  NoteSave(save, state_.last_ordinal() + 1);
+  return state_.last_ordinal();
+}
+
 // Saves taken from the volume but not hashed. Their names say which save they are.
 void NodeMachine::Impl::StageAdopted(const std::vector<std::string>& names) {
-  std::map<SaveKey, uint64_t> ordinals;
+  std::map<SaveUnit, std::string> units;
   for (const std::string& name : names) {
     const std::optional<SaveUnit> unit = ParseStagedName(name);
-    if (!unit || !config_) continue;
-    const RunId& run = unit->save.run;
+    const bool known = std::any_of(staging_.begin(), staging_.end(), [&](const auto& entry) {
+      return entry.second.staged_name == name;
+    });
+    if (unit && !known) units[*unit] = name;
+  }
+  std::map<SaveKey, uint64_t> ordinals;
+  for (const auto& [unit, name] : units) {
+    const RunId& run = unit.save.run;
     const bool of_run = Released() && run == FromProto(state_.run());
     if (run != FromProto(state_.last_run()) && !of_run) continue;
-    bool duplicate = false;
-    for (const auto& [task, work] : staging_) duplicate = duplicate || work.staged_name == name;
-    if (duplicate) continue;
-    bool outdated = false;  // the same step was saved again after it
-    // The list of saves is in order of time, one entry a step, the last one the newest.
-    auto [ordinal, added] = ordinals.emplace(unit->save, 0);
-    if (added) {
-      for (int i = 0; i < state_.saves_size(); ++i) {
-        if (FromProto(state_.saves(i)) == unit->save) {
-          const auto behind = static_cast<uint64_t>(state_.saves_size() - 1 - i);
-          ordinal->second = state_.last_ordinal() > behind ? state_.last_ordinal() - behind : 0;
-        } else if (state_.saves(i).step() == unit->save.step &&
-                   state_.saves(i).occurrence() > unit->save.occurrence) {
-          outdated = true;
-        }
-      }
-      if (outdated) {
-        DeleteAll({}, {name});
-        ordinals.erase(ordinal);
-        continue;
-      }
-      // Adopted by cleaning just now: newer than all that was taken while the job ran.
-      if (ordinal->second == 0) {
-        state_.set_last_ordinal(state_.last_ordinal() + 1);
-        *state_.add_saves() = ToProto(unit->save);
-        ordinal->second = state_.last_ordinal();
-      }
+    const auto [ordinal, added] = ordinals.emplace(unit.save, 0);
+    if (added) ordinal->second = OrdinalOfLeftover(unit.save);
+    if (ordinal->second == 0) {
+      DeleteAll({}, {name});
+      continue;
     }
-    WorldShape world = config_->world;
-    if (state_.has_last_world()) world = FromProto(state_.last_world());
     const TaskId task = NewTask();
-    staging_[task] = {*unit, name, /*adopted=*/!of_run};
+    staging_[task] = {unit, name, ordinal->second, /*adopted=*/!of_run};
     if (of_run) {
-      OwnSave& own = saves_[unit->save];
+      OwnSave& own = saves_[unit.save];
       own.ordinal = ordinal->second;
-      own.staged_names[unit->worker] = name;
-      // A worker's part may have become a shard before the restart.
-      for (const auto& [digest, shard] : shards_) {
-        if (FromProto(shard.save()) == unit->save && shard.rank() == unit->rank) {
-          own.shards[shard.worker()] = shard;
-        }
-      }
+      own.staged_names[unit.worker] = name;
     } else {
       adopting_.insert(task);
     }
+    const WorldShape world =
+        state_.has_last_world() ? FromProto(state_.last_world()) : config_->world;
     Do(NodeAction::Stage{
         task, "", name,
-        ShardIdentity{config_->job, unit->save, unit->rank, unit->worker, ordinal->second, world}});
+        ShardIdentity{config_->job, unit.save, unit.rank, unit.worker, ordinal->second, world}});
   }
 }
 
@@ -243,6 +277,7 @@ void NodeMachine::Impl::LeaveRun(const std::string& reason) {
   while (!fetches_.empty()) CancelFetch(fetches_.begin()->first);
   for (auto& [task, work] : staging_) {
     work.adopted = true;
+    NoteSave(work.unit.save, work.ordinal);
     adopting_.insert(task);
   }
   saves_.clear();
@@ -477,8 +512,9 @@ void NodeMachine::Impl::SendJoin() {
     if (InRun()) *join->mutable_in_run() = state_.run();
     join->set_released(Released());
     if (Released()) *join->mutable_restored() = state_.restored();
-    for (const auto& [save, own] : saves_) {
-      if (own.shards.size() != config_->world.workers_per_node) continue;
+    for (auto& [save, own] : saves_) {
+      own.told = own.shards.size() == config_->world.workers_per_node;
+      if (!own.told) continue;
       auto* staged = join->add_staged();
       *staged->mutable_save() = ToProto(save);
       staged->set_ordinal(own.ordinal);
@@ -551,7 +587,12 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   Disarm(kLocateTimer);
   if (m.continued() && Released()) {
     phase_ = Phase::kRunning;
-    for (auto& [save, own] : saves_) own.told = true;  // the join carried them
+    // The join carried those that were staged by then.
+    for (auto& [save, own] : saves_) {
+      if (!own.told && own.shards.size() == config_->world.workers_per_node) {
+        TellStaged(save, &own);
+      }
+    }
     for (const auto& save : std::exchange(waiting_saves_, {})) TakeSave(save);
   } else if (!Released()) {
     phase_ = restore_ && restore_->answered && restore_->answer.ok() ? Phase::kPrepared

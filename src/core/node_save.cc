@@ -51,30 +51,42 @@ void NodeMachine::Impl::TakeSave(const NodeEvent::SaveSeen& e) {
 }
 
 void NodeMachine::Impl::StageSave(tierkeep::Step step, const std::map<Worker, std::string>& names) {
-  uint32_t occurrence = 1;
-  auto* saves = state_.mutable_saves();
-  for (int i = 0; i < saves->size(); ++i) {
-    if (saves->Get(i).step() != step) continue;
-    occurrence = saves->Get(i).occurrence() + 1;
-    saves->DeleteSubrange(i, 1);
-    break;
+  SaveKey save{FromProto(state_.run()), step, 1};
+  uint64_t ordinal = state_.last_ordinal();
+  for (const auto& noted : state_.saves()) {
+    if (noted.step() == step) save.occurrence = std::max(save.occurrence, noted.occurrence() + 1);
   }
-  const SaveKey save{FromProto(state_.run()), step, occurrence};
-  *saves->Add() = ToProto(save);
-  if (saves->size() > kSavesRememberedMax) saves->DeleteSubrange(0, 1);
-  state_.set_last_ordinal(state_.last_ordinal() + 1);
-  Persist();
+  for (const auto& [other, own] : saves_) {
+    ordinal = std::max(ordinal, own.ordinal);
+    if (other.step == step) save.occurrence = std::max(save.occurrence, other.occurrence + 1);
+  }
   OwnSave& own = saves_[save];
-  own.ordinal = state_.last_ordinal();
+  own.ordinal = ordinal + 1;
   for (const auto& [worker, name] : names) {
     const SaveUnit unit{save, config_->rank, worker};
     const TaskId task = NewTask();
-    staging_[task] = {unit, StagedName(unit), false};
+    staging_[task] = {unit, StagedName(unit), own.ordinal, false};
     own.staged_names[worker] = StagedName(unit);
     Do(NodeAction::Stage{
         task, name, StagedName(unit),
         ShardIdentity{config_->job, save, config_->rank, worker, own.ordinal, config_->world}});
   }
+}
+
+// Remembers a save once it has certainly left the volume, and not before: after a crash what still
+// stands there must get the same occurrence again. Returns whether that was news.
+bool NodeMachine::Impl::NoteSave(const SaveKey& save, uint64_t ordinal) {
+  auto* saves = state_.mutable_saves();
+  for (int i = 0; i < saves->size(); ++i) {
+    if (saves->Get(i).step() != save.step) continue;
+    if (saves->Get(i).occurrence() >= save.occurrence) return false;
+    saves->DeleteSubrange(i, 1);
+    break;
+  }
+  *saves->Add() = ToProto(save);
+  if (saves->size() > kSavesRememberedMax) saves->DeleteSubrange(0, 1);
+  state_.set_last_ordinal(std::max<uint64_t>(state_.last_ordinal(), ordinal));
+  return true;
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
@@ -84,7 +96,9 @@ void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
   staging_.erase(found);
   const Blake3 digest = DigestOf(e.shard);
   shards_[digest] = e.shard;
+  const bool news = NoteSave(work.unit.save, work.ordinal);
   if (work.adopted) {
+    if (news) Persist();
     adopting_.erase(e.task);
     if (adopting_.empty() && phase_ == Phase::kCleaning && state_.volume_cleaned()) {
       StartLocating();
@@ -94,6 +108,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
   const auto own = saves_.find(work.unit.save);
   if (own == saves_.end()) {
     DeleteAll({digest}, {});  // dropped while it was hashed
+    if (news) Persist();
     return;
   }
   own->second.staged_names.erase(work.unit.worker);
@@ -101,6 +116,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
   if (own->second.shards.size() == config_->world.workers_per_node) {
     SaveIsStaged(own->first, &own->second);
   }
+  if (news) Persist();
   Do(NodeAction::WriteMeta{NameOf(e.shard), e.shard.volume_name()});
 }
 
@@ -137,6 +153,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::StageFailed& e) {
   const StageWork work = found->second;
   staging_.erase(found);
   const bool gone = e.error.code() == Code::kNotFound;  // the client has taken it away
+  if (!gone && NoteSave(work.unit.save, work.ordinal)) Persist();
   if (work.adopted) {
     if (!gone) WriteError("a save of the last run can't be adopted: " + e.error.ToString());
     adopting_.erase(e.task);
