@@ -188,22 +188,20 @@ void ControlPlane::Disconnect() {
 }
 
 void ControlPlane::Send(const control::Envelope& message) {
-  if (!local_job_.empty()) {
-    // As remote members are heard: checked, so that both ways behave alike.
-    if (const Status ok = CheckEnvelope(message); !ok.ok()) {
-      logger_.Error("a message of ours breaks a rule and was not sent: {}", ok.error().ToString());
-      return;
-    }
-    ToCoordinator(local_job_, CoordinatorEvent::Received{kLocalConnection, message});
-    return;
-  }
-  if (!coordinator_) return;
+  if (local_job_.empty() && !coordinator_) return;
   auto bytes = EncodeEnvelope(message);
   if (!bytes.ok()) {
     logger_.Error("a message of ours breaks a rule and was not sent: {}", bytes.error().ToString());
     return;
   }
-  network_->Send(*coordinator_, std::move(*bytes));
+  if (local_job_.empty()) {
+    network_->Send(*coordinator_, std::move(*bytes));
+    return;
+  }
+  // Through the same encoding as a remote member's: texts are cleaned and all is checked alike.
+  auto decoded = DecodeEnvelope(*bytes);
+  TK_CHECK_MSG(decoded.ok(), "what EncodeEnvelope wrote reads back");
+  ToCoordinator(local_job_, CoordinatorEvent::Received{kLocalConnection, std::move(*decoded)});
 }
 
 std::optional<control::JobStatus> ControlPlane::CoordinatorStatus(const std::string& job) const {
