@@ -115,9 +115,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousFailed& 
 }
 
 void CoordinatorMachine::Impl::StandDown(const std::string& reason) {
-  ForEachPeer([&](Peer& peer) {
-    if (peer.connected) Reject(peer.connection, reason, false);
-  });
+  ForEachPeer([&](Peer& peer) { Reject(peer, reason, false); });
   Log(Severity::kWarning, "This node no longer coordinates the job: " + reason);
   actions_.emplace_back(CoordinatorAction::StandDown{reason});
   state_ = State::kDown;
@@ -129,7 +127,9 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::Received& e) {
   const control::Envelope& message = e.message;
   if (message.job() != job()) {
     ++dropped_messages_;
-    if (message.has_join()) Reject(e.from, "this coordinator serves job " + job(), true);
+    if (message.has_join())
+      Reject(e.from, message.join().attempt().counter(), "this coordinator serves job " + job(),
+             true);
     return;
   }
   if (message.has_join()) {
@@ -379,6 +379,7 @@ void CoordinatorMachine::Impl::TellStatus(bool even_if_gathering) {
   control::Envelope message = NewMessage();
   *message.mutable_job_status() = std::move(now);
   for (const auto& [rank, peer] : members_) SendTo(peer, message);
+  for (const auto& [rank, peer] : pending_) SendTo(peer, message);
 }
 
 }  // namespace tierkeep

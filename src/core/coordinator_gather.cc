@@ -48,7 +48,7 @@ void CoordinatorMachine::Impl::HandleJoin(ConnectionId from, const control::Join
   Peer peer;
   peer.join = join;
   peer.connection = from;
-  peer.heard = now_;
+  peer.heard = peer.joined = now_;
   if (state_ == State::kFixing) {
     // Who takes part is being written down: whoever comes now is looked at after it.
     queued_.push_back(std::move(peer));
@@ -98,7 +98,7 @@ void CoordinatorMachine::Impl::ForgetAgent(const std::string& agent, ConnectionI
 
 bool CoordinatorMachine::Impl::CheckAgreement(const Peer& peer) {
   if (peer.rank() >= peer.join.settings().world().nodes()) {
-    Reject(peer.connection,
+    Reject(peer,
            fmt::format("node-rank {} is out of range: the job has {} nodes", peer.rank(),
                        peer.join.settings().world().nodes()),
            true);
@@ -114,7 +114,7 @@ bool CoordinatorMachine::Impl::CheckAgreement(const Peer& peer) {
           fmt::format("the nodes disagree on {}: {} says {}, {} says {}", ours[i].first,
                       NameOf(member.node(), rank, member.join.data()), ours[i].second,
                       NameOf(peer.node(), peer.rank(), peer.join.data()), theirs[i].second);
-      Reject(peer.connection, reason, true);
+      Reject(peer, reason, true);
       RejectMembers(reason);
       return false;
     }
@@ -127,7 +127,7 @@ bool CoordinatorMachine::Impl::CheckAgreement(const Peer& peer) {
 bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
   const auto refused = refused_attempts_.find(peer.agent());
   if (refused != refused_attempts_.end() && refused->second == peer.attempt()) {
-    Reject(peer.connection,
+    Reject(peer,
            fmt::format("another node has taken rank {}; this one needs a new replicator.yaml",
                        peer.rank()),
            true);
@@ -135,7 +135,7 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
   }
   for (const auto& [rank, member] : members_) {
     if (member.node() != peer.node() || member.agent() == peer.agent()) continue;
-    Reject(peer.connection,
+    Reject(peer,
            fmt::format("node name {} is already used by {}", peer.node(),
                        NameOf(member.node(), rank, member.join.data())),
            true);
@@ -149,7 +149,7 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
                   peer.rank(), NameOf(loser.node(), loser.rank(), loser.join.data()),
                   NameOf(peer.node(), peer.rank(), peer.join.data()));
   Log(Severity::kError, reason);
-  if (loser.connected) Reject(loser.connection, reason, true);
+  Reject(loser, reason, true);
   refused_attempts_[loser.agent()] = loser.attempt();
   holdings_.RemoveNode(loser.node());
   members_.erase(same_rank);
@@ -353,7 +353,7 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
     return;
   }
   if (member != nullptr && peer.attempt() < member->attempt()) {
-    Reject(peer.connection, "a newer attempt of this agent is part of the run", true);
+    Reject(peer, "a newer attempt of this agent is part of the run", true);
     return;
   }
   if (member != nullptr) {
@@ -433,9 +433,14 @@ void CoordinatorMachine::Impl::SendRunEnded(ConnectionId connection, const RunId
   SendTo(connection, std::move(message));
 }
 
-void CoordinatorMachine::Impl::Reject(ConnectionId connection, const std::string& reason,
-                                      bool fatal) {
+void CoordinatorMachine::Impl::Reject(const Peer& peer, const std::string& reason, bool fatal) {
+  if (peer.connected) Reject(peer.connection, peer.attempt(), reason, fatal);
+}
+
+void CoordinatorMachine::Impl::Reject(ConnectionId connection, uint64_t attempt,
+                                      const std::string& reason, bool fatal) {
   control::Envelope message = NewMessage();
+  message.mutable_rejected()->set_attempt(attempt);
   message.mutable_rejected()->set_reason(reason);
   message.mutable_rejected()->set_fatal(fatal);
   SendTo(connection, std::move(message));
@@ -445,7 +450,7 @@ void CoordinatorMachine::Impl::Reject(ConnectionId connection, const std::string
 void CoordinatorMachine::Impl::RejectMembers(const std::string& reason) {
   Log(Severity::kError, reason);
   for (const auto& [rank, peer] : members_) {
-    if (peer.connected) Reject(peer.connection, reason, true);
+    Reject(peer, reason, true);
     holdings_.RemoveNode(peer.node());
   }
   members_.clear();
@@ -454,6 +459,13 @@ void CoordinatorMachine::Impl::RejectMembers(const std::string& reason) {
 
 void CoordinatorMachine::Impl::GatherDeadline() {
   if (members_.empty() || (state_ != State::kGathering && state_ != State::kStarting)) return;
+  // Whoever the timer was set for may have gone meanwhile: the longest wait counts.
+  Instant first = now_;
+  for (const auto& [rank, peer] : members_) first = std::min(first, peer.joined);
+  if (first + options_.gather_deadline > now_) {
+    Arm(kGatherTimer, first + options_.gather_deadline - now_);
+    return;
+  }
   const std::vector<Rank> missing = MissingRanks();
   if (missing.empty()) {
     RejectMembers("the rendezvous could not be written within " +

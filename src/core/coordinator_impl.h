@@ -54,6 +54,7 @@ class CoordinatorMachine::Impl {
     bool prepared = false;  // of the current decision
     int failures = 0;       // own failures to prepare, not a source's
     Instant heard;
+    Instant joined;
 
     const std::string& node() const { return join.node(); }
     Rank rank() const { return join.rank(); }
@@ -111,7 +112,8 @@ class CoordinatorMachine::Impl {
   bool CheckAgreement(const Peer& peer);
   bool ResolveDuplicates(const Peer& peer);
   void ForgetAgent(const std::string& agent, ConnectionId except);
-  void Reject(ConnectionId connection, const std::string& reason, bool fatal);
+  void Reject(const Peer& peer, const std::string& reason, bool fatal);
+  void Reject(ConnectionId connection, uint64_t attempt, const std::string& reason, bool fatal);
   void RejectMembers(const std::string& reason);
   void TryClose();
   void WriteRun();

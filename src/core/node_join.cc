@@ -358,6 +358,12 @@ void NodeMachine::Impl::GatherDeadline() {
     }
   }
   const std::string within = FormatDuration(GatherBudget());
+  if (job_status_ && job_status_->state() == "running") {
+    std::string text = "the job's run went on without this node for " + within;
+    for (const std::string& problem : job_status_->problems()) text += "; " + problem;
+    Fail(text);
+    return;
+  }
   Fail(missing.empty() ? "no run of the job was found within " + within
                        : fmt::format("ranks {} did not join within {}", missing, within));
 }
@@ -525,6 +531,10 @@ void NodeMachine::Impl::SendJoin() {
 }
 
 void NodeMachine::Impl::OnRejected(const control::Rejected& m) {
+  if (!holding_ && m.attempt() != 0 && m.attempt() != state_.attempt().counter()) {
+    ++dropped_messages_;
+    return;
+  }
   if (m.fatal() && !holding_ && !Released()) {
     Fail(m.reason());
     return;

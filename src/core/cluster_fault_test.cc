@@ -1,0 +1,472 @@
+// What a cluster does when something is wrong: bad copies, full nodes, lost hosts, wrong yamls.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/cluster_testutil.h"
+#include "core/core_testutil.h"
+#include "core/holdings.h"
+#include "format/messages.h"
+
+namespace tierkeep {
+namespace {
+
+std::string LogOf(const TestCluster& cluster) {
+  std::string text;
+  for (const auto& line : cluster.log()) text += line + "\n";
+  return text;
+}
+
+#define ASSERT_RUNS_UNTIL(cluster, condition) \
+  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); }, 1000s)) << LogOf(cluster)
+
+void Begin(TestCluster* cluster) {
+  cluster->StartJob();
+  ASSERT_RUNS_UNTIL(*cluster, cluster->AllReleased());
+  cluster->SaveAll(10);
+  ASSERT_RUNS_UNTIL(*cluster, cluster->AllCommitted(10));
+}
+
+bool AnyFailed(TestCluster* cluster, size_t hosts, const std::string& part) {
+  for (size_t i = 0; i < hosts; ++i) {
+    for (const auto& text : cluster->client(i).failed) {
+      if (text.find(part) != std::string::npos) return true;
+    }
+  }
+  return false;
+}
+
+bool AllFailed(TestCluster* cluster, size_t hosts) {
+  for (size_t i = 0; i < hosts; ++i) {
+    if (cluster->client(i).failed.empty()) return false;
+  }
+  return true;
+}
+
+Blake3 OwnDigest(TestCluster* cluster, size_t host, Rank rank, Step step) {
+  for (const auto& [digest, copy] : cluster->store(host)) {
+    if (copy.info.rank() == rank && copy.info.save().step() == step) return digest;
+  }
+  return {};
+}
+
+// ---- bad copies ------------------------------------------------------------------------------
+
+TEST(ClusterFault, ABadCopyIsReplacedFromThePeer) {
+  TestCluster cluster({.hosts = 4, .world = {.nodes = 4}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.Corrupt(1, OwnDigest(&cluster, 1, 1, 10));
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(cluster.client(i).step, 10U);
+  EXPECT_TRUE(cluster.Logged("is bad: bytes differ"));
+}
+
+TEST(ClusterFault, WithoutAnyGoodCopyAllFallBackToTheOlderGeneration) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.CutData(0, 1);
+  cluster.SaveAll(20);
+  cluster.Run(8s);
+  ASSERT_TRUE(cluster.AllCommitted(10)) << LogOf(cluster);
+  // Rank 1's shard of step 20 is on node 1, and perhaps on node 0.
+  for (size_t i = 0; i < 2; ++i) {
+    const Blake3 digest = OwnDigest(&cluster, i, 1, 20);
+    if (!digest.IsZero()) cluster.Corrupt(i, digest);
+  }
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cluster.client(i).step, 10U) << LogOf(cluster);
+  EXPECT_TRUE(cluster.Logged("We will restore in-cluster checkpoint: 20"));
+  EXPECT_TRUE(cluster.Logged("We will restore in-cluster checkpoint: 10"));
+}
+
+TEST(ClusterFault, AllLostIsSaidLoudlyAndTheJobStartsAnew) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  for (size_t i = 0; i < 2; ++i) {
+    const Blake3 digest = OwnDigest(&cluster, i, 1, 10);
+    ASSERT_FALSE(digest.IsZero());
+    cluster.Corrupt(i, digest);
+  }
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_FALSE(cluster.client(0).step.has_value());
+  EXPECT_TRUE(cluster.Logged("checkpoints existed, and none can be restored"));
+  // Rank 0's good copies are still there: nothing is deleted before the next commit.
+  EXPECT_EQ(cluster.CopiesOf(OwnDigest(&cluster, 0, 0, 10)), 2U);
+}
+
+TEST(ClusterFault, AnUnreadablePartOfAStoreStopsTheDecision) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  control::Unreadable item;
+  item.set_detail("shards: input/output error");
+  cluster.AddUnreadable(1, item);
+  cluster.KillAgent(1);
+  cluster.StartAgent(1);
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
+  EXPECT_TRUE(AnyFailed(&cluster, 2, "node n1, RAM tier: shards: input/output error"));
+  EXPECT_EQ(cluster.store(0).size(), 2U);
+  EXPECT_EQ(cluster.store(1).size(), 2U);
+}
+
+// ---- replication that fails ------------------------------------------------------------------
+
+TEST(ClusterFault, AFullPeerKeepsTheOlderGenerationEverywhere) {
+  TestCluster cluster({.hosts = 4, .world = {.nodes = 4}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  const std::vector<Blake3> older = cluster.NewestDigests();
+  cluster.FillStore(2, true);
+  cluster.SaveAll(20);
+  cluster.Run(10s);
+  EXPECT_TRUE(cluster.AllCommitted(10));
+  for (const Blake3& digest : older) EXPECT_EQ(cluster.CopiesOf(digest), 2U);
+  EXPECT_FALSE(cluster.client(2).errors.empty());
+  ASSERT_TRUE(cluster.job_status().has_value());
+  EXPECT_EQ(cluster.job_status()->problems_size(), 1);
+  // The next save is tried again; the one that could not be protected makes room for it.
+  cluster.FillStore(2, false);
+  cluster.SaveAll(30);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+  cluster.Run(1s);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(cluster.store(i).size(), 2U);
+    EXPECT_TRUE(cluster.client(i).failed.empty());
+  }
+  EXPECT_EQ(cluster.job_status()->problems_size(), 0);
+}
+
+TEST(ClusterFault, AFailedRecordKeepsTheOlderGenerationThere) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  const Blake3 older = OwnDigest(&cluster, 1, 1, 10);
+  cluster.FailNext(1, "RecordGeneration");
+  cluster.SaveAll(20);
+  cluster.Run(100s);
+  EXPECT_EQ(cluster.store(1).count(older), 1U) << LogOf(cluster);
+  EXPECT_EQ(cluster.generations(1)[0].save().step(), 10U);
+  EXPECT_TRUE(cluster.Logged("has not recorded the commit of step 20"));
+  // The next one is recorded and the older ones go.
+  cluster.SaveAll(30);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+  cluster.Run(1s);
+  EXPECT_EQ(cluster.store(1).size(), 2U);
+}
+
+TEST(ClusterFault, ASaveThatOneNodeSkipsIsDroppedByAll) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.Save(0, 20);
+  cluster.Run(1s);
+  EXPECT_EQ(cluster.store(0).size(), 3U);
+  cluster.SaveAll(30);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+  cluster.Run(1s);
+  EXPECT_EQ(cluster.store(0).size(), 2U);
+}
+
+TEST(ClusterFault, ASaveThatCannotBeTakenIsDroppedByAll) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.FailNext(1, "Stage");
+  cluster.SaveAll(20);
+  cluster.Run(1s);
+  EXPECT_EQ(cluster.store(0).size(), 2U) << LogOf(cluster);
+  EXPECT_FALSE(cluster.client(1).errors.empty());
+  cluster.SaveAll(30);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+}
+
+TEST(ClusterFault, SavesFasterThanReplicationStillCommit) {
+  TestCluster cluster({.hosts = 2, .delay_max = 20ms});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  uint64_t commits = cluster.status(0).commits;
+  for (Step step = 11; step < 60; ++step) {
+    cluster.SaveAll(step);
+    cluster.Run(15ms);
+  }
+  EXPECT_GT(cluster.status(0).commits, commits + 5) << LogOf(cluster);
+  cluster.SaveAll(100);
+  cluster.Run(5s);
+  cluster.SaveAll(101);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(101));
+  cluster.Run(1s);
+  EXPECT_EQ(cluster.store(0).size(), 2U);
+}
+
+TEST(ClusterFault, TheSameStepTwiceIsTwoSaves) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  const std::vector<Blake3> first = cluster.NewestDigests();
+  cluster.SaveAll(10);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(10) && cluster.NewestDigests() != first);
+  EXPECT_EQ(cluster.generations(0)[0].save().occurrence(), 2U);
+}
+
+TEST(ClusterFault, DisagreeingReplicasAreCopiedForReal) {
+  TestCluster cluster({.hosts = 4, .world = {.nodes = 4, .data_parallelism = 2}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  EXPECT_EQ(cluster.pulls(), 0U);
+  for (size_t i = 0; i < 4; ++i) cluster.Save(i, 20, i == 3 ? 777 : 500 + i % 2);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  EXPECT_TRUE(cluster.Logged("rank 3 worker 0 holds other values") ||
+              cluster.Logged("rank 1 worker 0 holds other values"))
+      << LogOf(cluster);
+  for (const Blake3& digest : cluster.NewestDigests()) EXPECT_EQ(cluster.CopiesOf(digest), 2U);
+  // A restore gives one partition's state to all.
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).digest, cluster.client(2).digest);
+  EXPECT_EQ(cluster.client(1).digest, cluster.client(3).digest);
+}
+
+TEST(ClusterFault, OneNodeCommitsAloneAndSaysSo) {
+  TestCluster cluster({.hosts = 1, .world = {.nodes = 1}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  EXPECT_TRUE(cluster.Logged("no in-cluster redundancy"));
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 10U);
+}
+
+// ---- who takes part --------------------------------------------------------------------------
+
+TEST(ClusterFault, MissingRanksAreNamedAtTheDeadline) {
+  TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
+  cluster.StartClient(0, 0);
+  cluster.StartClient(1, 1);
+  ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
+  EXPECT_TRUE(AnyFailed(&cluster, 1, "2 did not join within 14 min")) << LogOf(cluster);
+  EXPECT_EQ(cluster.status(0).phase, "failed");
+  EXPECT_FALSE(cluster.YamlStands(0));
+  // A new yaml on every node begins again.
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+}
+
+TEST(ClusterFault, WithoutACoordinatorTheNodeSaysSo) {
+  TestCluster cluster({.hosts = 2});
+  cluster.StartClient(1, 1);
+  ASSERT_RUNS_UNTIL(cluster, !cluster.client(1).failed.empty());
+  EXPECT_TRUE(AnyFailed(&cluster, 2, "no run of the job was found"));
+}
+
+TEST(ClusterFault, DisagreeingYamlsFailOnAllNodesAndNameBoth) {
+  TestCluster cluster({.hosts = 2});
+  cluster.StartClient(0, 0);
+  JobConfig config;
+  config.job = "job";
+  config.rank = 1;
+  config.world = {.framework = Framework::kOrbax, .nodes = 2, .workers_per_node = 4};
+  cluster.SendYaml(1, Result<ParsedConfig>(ParsedConfig{config, {}}));
+  ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
+  const std::string text = cluster.client(0).failed[0];
+  EXPECT_NE(text.find("workers-per-node"), std::string::npos) << text;
+  EXPECT_NE(text.find("n0"), std::string::npos) << text;
+  EXPECT_NE(text.find("n1"), std::string::npos) << text;
+}
+
+TEST(ClusterFault, ARankClaimedTwiceGoesToTheLaterOne) {
+  TestCluster cluster({.hosts = 4, .world = {.nodes = 3}});
+  cluster.StartClient(0, 0);
+  cluster.StartClient(1, 1);
+  cluster.Run(1s);
+  cluster.StartClient(3, 1);
+  ASSERT_RUNS_UNTIL(cluster, !cluster.client(1).failed.empty());
+  EXPECT_NE(cluster.client(1).failed[0].find("n1"), std::string::npos);
+  EXPECT_NE(cluster.client(1).failed[0].find("n3"), std::string::npos);
+  cluster.StartClient(2, 2);
+  ASSERT_RUNS_UNTIL(cluster, cluster.client(2).released && cluster.client(3).released);
+  EXPECT_FALSE(cluster.client(1).released);
+}
+
+TEST(ClusterFault, AStrangerDoesNotEndARun) {
+  TestCluster cluster({.hosts = 3});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.StartClient(2, 1);
+  ASSERT_RUNS_UNTIL(cluster, !cluster.client(2).failed.empty());
+  EXPECT_NE(cluster.client(2).failed[0].find("went on without this node"), std::string::npos);
+  cluster.EndClient(2);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+}
+
+TEST(ClusterFault, ARankThatMovesToANewHostEndsTheRunOnceAllHaveComeAnew) {
+  TestCluster cluster({.hosts = 3});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.StartClient(2, 1);
+  cluster.Run(1s);
+  cluster.EndClient(1);
+  cluster.StartClient(0, 0);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(2).step, 10U);
+  EXPECT_GT(cluster.client(2).digest, Blake3());
+}
+
+TEST(ClusterFault, ABadYamlFailsAndAnEmptyOneResets) {
+  TestCluster cluster({.hosts = 1, .world = {.nodes = 1}});
+  cluster.SendYaml(0, Result<ParsedConfig>(Error(Code::kInvalidArgument, "nodes: -3")));
+  ASSERT_RUNS_UNTIL(cluster, !cluster.client(0).failed.empty());
+  cluster.Run(1s);
+  EXPECT_FALSE(cluster.YamlStands(0));
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  cluster.SendYaml(0, std::nullopt);
+  ASSERT_RUNS_UNTIL(cluster, cluster.status(0).phase == "idle");
+  EXPECT_TRUE(cluster.client(0).failed.empty());
+}
+
+TEST(ClusterFault, AYamlBeingWrittenIsWaitedFor) {
+  TestCluster cluster({.hosts = 1, .world = {.nodes = 1}});
+  cluster.SendYaml(0, std::nullopt);
+  cluster.Run(500ms);
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+}
+
+TEST(ClusterFault, AHostWithoutARankServesWhatItHas) {
+  TestCluster cluster({.hosts = 3});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  // Rank 1 moves to a new machine, and node 0 has lost its copies: node 1 alone has them.
+  cluster.KillAgent(0);
+  cluster.WipeRam(0);
+  cluster.StartAgent(0);
+  cluster.EndClient(1);
+  cluster.StartClient(0, 0);
+  cluster.StartClient(2, 1);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
+  EXPECT_EQ(cluster.client(2).step, 10U);
+  // Once the new ones are protected, the old host is freed.
+  ASSERT_RUNS_UNTIL(cluster, cluster.store(1).empty());
+  for (const Blake3& digest : cluster.NewestDigests()) EXPECT_EQ(cluster.CopiesOf(digest), 2U);
+}
+
+TEST(ClusterFault, AnIdleAgentThatWasRestartedIsFoundAsAHolder) {
+  TestCluster cluster({.hosts = 3});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.KillAgent(0);
+  cluster.WipeRam(0);
+  cluster.StartAgent(0);
+  cluster.EndClient(1);
+  cluster.KillAgent(1);
+  cluster.StartClient(0, 0);
+  cluster.StartClient(2, 1);
+  cluster.Run(2s);
+  EXPECT_TRUE(cluster.Logged("Waiting up to 15.0 s for node n1")) << LogOf(cluster);
+  cluster.StartAgent(1);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(2).step, 10U) << LogOf(cluster);
+}
+
+// ---- resuming --------------------------------------------------------------------------------
+
+TEST(ClusterFault, AllAgentsRestartedInMidRunGoOn) {
+  TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  const RunId run = cluster.status(0).run;
+  for (size_t i = 0; i < 3; ++i) cluster.KillAgent(i);
+  for (size_t i = 0; i < 3; ++i) cluster.StartAgent(i);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  EXPECT_EQ(cluster.status(2).run, run);
+  EXPECT_EQ(cluster.generations(0)[0].save_number(), 2U);
+}
+
+TEST(ClusterFault, AMemberThatLostItsCopiesInMidRunGetsThemBack) {
+  TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.KillAgent(1);
+  cluster.store(1).clear();
+  cluster.StartAgent(1);
+  ASSERT_RUNS_UNTIL(cluster,
+                    std::all_of(cluster.NewestDigests().begin(), cluster.NewestDigests().end(),
+                                [&](const auto& digest) { return cluster.CopiesOf(digest) == 2; }));
+}
+
+TEST(ClusterFault, ALongSilenceIsReportedAndTrainingGoesOn) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.KillAgent(0);
+  cluster.SaveAll(20);
+  cluster.Run(5s);
+  cluster.SaveAll(30);
+  cluster.Run(60s);
+  EXPECT_FALSE(cluster.client(1).errors.empty());
+  EXPECT_TRUE(cluster.client(1).failed.empty());
+  // Of the saves that nobody could match only the newest uses memory.
+  EXPECT_EQ(cluster.store(1).size(), 3U);
+  cluster.StartAgent(0);
+  ASSERT_RUNS_UNTIL(cluster, cluster.status(1).job.has_value());
+  cluster.SaveAll(40);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(40));
+}
+
+TEST(ClusterFault, BrokenLinksAreMended) {
+  TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  for (Step step = 20; step < 30; ++step) {
+    cluster.SaveAll(step);
+    cluster.Run(1ms);
+    cluster.CutLink(step % 3);
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(step));
+  }
+}
+
+TEST(ClusterFault, OneNodesNewYamlEndsTheRun) {
+  TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  const RunId run = cluster.status(0).run;
+  cluster.StartClient(1, 1);
+  cluster.Run(2s);
+  EXPECT_FALSE(cluster.client(1).released);
+  EXPECT_EQ(cluster.status(2).phase, "idle");
+  cluster.StartClient(0, 0);
+  cluster.StartClient(2, 2);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_GT(cluster.status(0).run.sequence, run.sequence);
+  EXPECT_EQ(cluster.client(1).step, 10U);
+}
+
+TEST(ClusterFault, TheYamlGoesEarlyWhenTheClientRestarts) {
+  TestCluster cluster({.hosts = 2});
+  cluster.ChangeJaxInit(0, "one");
+  cluster.Run(1s);
+  cluster.StartClient(0, 0);
+  cluster.Run(2s);
+  EXPECT_TRUE(cluster.YamlStands(0));
+  cluster.ChangeJaxInit(0, "two");
+  cluster.Run(1s);
+  EXPECT_FALSE(cluster.YamlStands(0));
+  // Where that can't be known, it goes after a minute; the attempt stays valid.
+  cluster.StartClient(1, 1);
+  cluster.StartClient(0, 0);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  TestCluster unknown({.hosts = 2});
+  unknown.StartClient(0, 0);
+  unknown.Run(61s);
+  EXPECT_FALSE(unknown.YamlStands(0));
+  unknown.StartClient(1, 1);
+  ASSERT_RUNS_UNTIL(unknown, unknown.AllReleased());
+}
+
+TEST(ClusterFault, SameSeedSameActions) {
+  std::string first;
+  for (int i = 0; i < 2; ++i) {
+    TestCluster cluster({.seed = 7, .hosts = 4, .world = {.nodes = 4}});
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    cluster.StartJob();
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+    if (i == 0) {
+      first = cluster.Trace();
+    } else {
+      EXPECT_EQ(cluster.Trace(), first);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tierkeep
