@@ -105,11 +105,11 @@ class Dispatcher : public httplib::Server {
     set_payload_max_length(kBodyBytesMax);
     const auto serve = [this](const httplib::Request& in, httplib::Response& out) {
       const size_t question = in.target.find('?');
-      HttpResponse answer =
+      const HttpResponse answer =
           handler_({in.method, in.path,
                     question == std::string::npos ? "" : in.target.substr(question + 1), in.body});
       out.status = answer.status;
-      out.set_content(std::move(answer.body), answer.content_type);
+      out.set_content(answer.body, answer.content_type);
     };
     Get(".*", serve);
     Post(".*", serve);

@@ -102,6 +102,10 @@ class Remover {
 
  private:
   Error Failed(int error, const std::string& name) const {
+    if (error == EXDEV) {
+      return Error(Code::kFailedPrecondition,
+                   "remove " + shown_ + ": something is mounted at " + EscapeForLog(name), EXDEV);
+    }
     return ErrnoError(error, "remove " + shown_ + ": at " + EscapeForLog(name));
   }
 
