@@ -1,17 +1,11 @@
 #include "agent/control_plane.h"
 
 #include "agent/settings.h"
+#include "base/overloaded.h"
 #include "format/messages.h"
 
 namespace tierkeep {
 namespace {
-
-template <typename... Ts>
-struct Overloaded : Ts... {
-  using Ts::operator()...;
-};
-template <typename... Ts>
-Overloaded(Ts...) -> Overloaded<Ts...>;
 
 // Answers to the rendezvous as events, decoded.
 Result<std::optional<control::RendezvousRecord>> DecodeRead(

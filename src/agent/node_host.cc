@@ -1,17 +1,11 @@
 #include "agent/node_host.h"
 
+#include "base/overloaded.h"
 #include "format/messages.h"
 #include "format/store_names.h"
 
 namespace tierkeep {
 namespace {
-
-template <typename... Ts>
-struct Overloaded : Ts... {
-  using Ts::operator()...;
-};
-template <typename... Ts>
-Overloaded(Ts...) -> Overloaded<Ts...>;
 
 constexpr uint64_t kTimerOwner = 0;  // coordinators' owners start at 1
 constexpr std::string_view kStateFile = "node.state";

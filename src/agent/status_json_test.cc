@@ -1,0 +1,93 @@
+#include "agent/status_json.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "format/messages.h"
+
+namespace tierkeep {
+namespace {
+
+using nlohmann::json;
+
+HeldShard Shard(Rank rank, uint64_t bytes) {
+  auto manifest = std::make_shared<Manifest>();
+  manifest->identity.job = "train";
+  manifest->identity.save = {RunId{7, {}}, 40, 1};
+  manifest->identity.rank = rank;
+  ManifestEntry file;
+  file.path = "x";
+  file.bytes = bytes;
+  manifest->entries.push_back(file);
+  HeldShard shard;
+  shard.manifest = manifest;
+  shard.volume_name = "D00";
+  return shard;
+}
+
+StatusInputs Running() {
+  StatusInputs in;
+  in.node_name = "node1";
+  in.node.phase = "running";
+  JobConfig config;
+  config.job = "train";
+  config.rank = 1;
+  config.world = {Framework::kOrbax, 2, 1, 0};
+  in.node.config = config;
+  in.node.run = {7, {}};
+  in.shards = {Shard(1, 100), Shard(0, 30)};
+  return in;
+}
+
+TEST(StatusJson, TellsOwnCopiesFromPeers) {
+  const json out = StatusJson(Running());
+  EXPECT_EQ(out["version"], kStatusVersion);
+  EXPECT_EQ(out["store"]["own_bytes"], 100);
+  EXPECT_EQ(out["store"]["peer_bytes"], 30);
+  EXPECT_EQ(out["store"]["shards"][0]["own"], true);
+  EXPECT_EQ(out["job"]["rank"], 1);
+}
+
+TEST(StatusJson, NothingCommittedIsNullAndSaysSo) {
+  const json out = StatusJson(Running());
+  EXPECT_TRUE(out["tiers"]["committed"].is_null());
+  EXPECT_TRUE(out["restorable"]["step"].is_null());
+  EXPECT_EQ(out["restorable"]["why"], "nothing was saved and committed yet");
+}
+
+TEST(StatusJson, WhatWouldBeRestoredPrefersTheJobsViewThenTheNodes) {
+  StatusInputs in = Running();
+  control::GenerationRecord record;
+  record.set_committed(true);
+  record.set_save_number(4);
+  *record.mutable_save() = ToProto(SaveKey{RunId{7, {}}, 40, 1});
+  in.node.committed = record;
+  in.node.in_flight = SaveKey{RunId{7, {}}, 50, 1};
+  json out = StatusJson(in);
+  EXPECT_EQ(out["restorable"]["step"], 40);
+  EXPECT_EQ(out["tiers"]["staged"], 50);
+  EXPECT_EQ(out["tiers"]["committed"], 40);
+  control::JobStatus job;
+  record.mutable_save()->set_step(50);
+  *job.mutable_last_committed() = record;
+  job.add_problems("rank 0 is away");
+  job.add_missing_ranks(0);
+  in.coordinating = job;
+  out = StatusJson(in);
+  EXPECT_EQ(out["restorable"]["step"], 50);
+  EXPECT_EQ(out["coordinator"], true);
+  EXPECT_EQ(out["problems"][0], "rank 0 is away");
+  EXPECT_EQ(out["missing_ranks"][0], 0);
+}
+
+TEST(StatusJson, AnIdleAgentHasNoJob) {
+  StatusInputs in;
+  in.node.phase = "idle";
+  const json out = StatusJson(in);
+  EXPECT_TRUE(out["job"].is_null());
+  EXPECT_TRUE(out["run"].is_null());
+}
+
+}  // namespace
+}  // namespace tierkeep
