@@ -1,0 +1,206 @@
+"""One flipped bit anywhere is found, another source is used, and nothing wrong is ever linked."""
+
+import os
+import random
+import subprocess
+
+import pytest
+
+import proxy
+import scripted_job
+from scripted_job import MIB, Job
+from tierkeep_demo import bitflip
+from tierkeep_demo import volume as volume_lib
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def files_of(node, kind):
+    """The files of a store that hold data, manifests or generation records."""
+    if kind == "generation":
+        top = os.path.join(node.store, "generations")
+        found = [os.path.join(where, n) for where, _, names in os.walk(top) for n in names]
+    elif kind == "manifest":
+        top = os.path.join(node.store, "shards")
+        found = [os.path.join(top, digest, "manifest") for digest in os.listdir(top)]
+    else:
+        own = kind == "own data"
+        found = [path for digest, shard in scripted_job.shards(node).items()
+                 if shard["own"] == own for path in scripted_job.data_files(node, digest)]
+    assert found, f"{node.name} has no {kind}"
+    return sorted(found)
+
+
+def flip_somewhere(paths, seed):
+    """Flips one bit of one of the files: large ones are hit more often."""
+    draw = random.Random(seed)
+    path = draw.choices(paths, [os.path.getsize(p) for p in paths])[0]
+    print("flipped", path, bitflip.flip_bit_in_file(path, seed))
+
+
+def verify(node):
+    return subprocess.run([node.cluster.binary, "verify", "--admin", node.admin],
+                          capture_output=True, text=True, timeout=60)
+
+
+def restart_agent(node):
+    node.kill()
+    node.start()
+    node.wait_ready()
+
+
+@pytest.mark.parametrize("agent", ["up", "down"])
+@pytest.mark.parametrize("kind", ["own data", "peer's data", "manifest", "generation"])
+@pytest.mark.parametrize("where", [0, 1])
+def test_at_rest(make_cluster, seed, kind, agent, where):
+    cluster = make_cluster(2)
+    job = Job(cluster, seed)
+    assert job.start() is None
+    job.save(3)
+    job.save(4)
+    node = cluster.nodes[where]
+    paths = files_of(node, kind)
+    if agent == "down":
+        node.kill()
+    flip_somewhere(paths, seed)
+    if agent == "down":
+        node.start()
+        node.wait_ready()
+    job.restart()
+    job.save(5)
+    scripted_job.check_copies(job, 5, nodes_each=2)
+    assert verify(node).returncode == 0
+    # What was damaged is no longer anywhere.
+    restart_agent(node)
+    job.restart()
+    assert verify(node).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["own data", "peer's data"])
+def test_verify_names_the_bad_copy(make_cluster, seed, kind):
+    cluster = make_cluster(2)
+    job = Job(cluster, seed)
+    assert job.start() is None
+    job.save(3)
+    assert verify(cluster.nodes[0]).returncode == 0
+    flip_somewhere(files_of(cluster.nodes[0], kind), seed)
+    found = verify(cluster.nodes[0])
+    print(found.stdout)
+    assert found.returncode == 1
+    (bad,) = [line for line in found.stdout.splitlines() if line.startswith("BAD")]
+    assert f"job {job.name} step 3 rank {0 if kind == 'own data' else 1} " in bad
+    assert verify(cluster.nodes[1]).returncode == 0
+    job.restart()
+
+
+@pytest.mark.parametrize("agent", ["up", "down"])
+def test_every_copy_of_a_shard_is_bad(make_cluster, seed, agent):
+    """Then there is nothing to restore: the job must not get wrong bytes, and is told."""
+    cluster = make_cluster(2)
+    job = Job(cluster, seed)
+    assert job.start() is None
+    job.save(3)
+    paths = {node.name: files_of(node, kind)
+             for node, kind in zip(cluster.nodes, ["own data", "peer's data"])}
+    for node in cluster.nodes:
+        if agent == "down":
+            node.kill()
+        flip_somewhere(paths[node.name], seed)
+        if agent == "down":
+            node.start()
+            node.wait_ready()
+    finish = job.begin()
+    try:
+        assert finish() is None
+    except volume_lib.ReplicatorFailed as failed:
+        print("refused:", failed)
+        return
+    assert any("bad" in n.log() for n in cluster.nodes)
+    job.save(4)
+    job.restart()
+
+
+@pytest.mark.parametrize("what", ["manifest", "data"])
+def test_in_flight_while_a_save_is_replicated(make_cluster, seed, what):
+    cluster = make_cluster(2, start=False)
+    owner = cluster.nodes[0]
+    proxy.put_behind_proxy(owner)
+    cluster.start()
+    with proxy.Proxies(owner) as between:
+        job = Job(cluster, seed, megabytes=8)
+        assert job.start() is None
+        job.save(1)
+        draw = random.Random(seed)
+        # A manifest comes first, behind a header of 16 bytes.
+        after = draw.randrange(16, 300) if what == "manifest" else draw.randrange(MIB, 7 * MIB)
+        between.data.flip(after, draw.randrange(8))
+        print("flip after", after)
+        job.write(2)
+        job.committed(2)
+        assert between.data.flipped.is_set(), "nothing was flipped: the test tests nothing"
+        scripted_job.check_copies(job, 2, nodes_each=2)
+        said = job.errors() + cluster.nodes[1].log()
+        assert "node0" in said and "match" in said or "digest" in said, said[-2000:]
+        job.restart()
+
+
+@pytest.mark.parametrize("what", ["manifest", "data"])
+@pytest.mark.parametrize("sources", [1, 2])
+def test_in_flight_while_data_is_restored(make_cluster, seed, what, sources):
+    """With a second source it takes over; with one alone, the restore is tried again or nothing is
+    linked at all."""
+    nodes = sources + 1
+    cluster = make_cluster(nodes, start=False)
+    for node in cluster.nodes[:-1]:
+        proxy.put_behind_proxy(node)
+    cluster.start()
+    lost = cluster.nodes[-1]
+    proxies = [proxy.Proxies(node) for node in cluster.nodes[:-1]]
+    try:
+        job = Job(cluster, seed, megabytes=8, peers=sources)
+        assert job.start() is None
+        job.save(1)
+        lost.kill()
+        lost.wipe_ram()
+        lost.start()
+        lost.wait_ready()
+        draw = random.Random(seed)
+        most = 7 * MIB // sources // 2
+        after = draw.randrange(16, 300) if what == "manifest" else draw.randrange(MIB, most)
+        bad = draw.choice(proxies)
+        for between in proxies if what == "manifest" else [bad]:
+            between.data.flip(after, draw.randrange(8))
+        print("flip after", after)
+        step = job.start()
+        assert any(p.data.flipped.is_set() for p in proxies), "nothing was flipped"
+        if sources == 2 and what == "data":
+            assert step == 1, "there was a good source"
+        if step is not None:
+            assert step == 1
+            job.check_restored(1)
+        job.save(2)
+        job.restart()
+    finally:
+        for between in proxies:
+            between.__exit__()
+
+
+def test_state_of_the_agent(make_cluster, seed):
+    """The agent's own memory is damaged: it says so and does not guess."""
+    cluster = make_cluster(2)
+    job = Job(cluster, seed)
+    assert job.start() is None
+    job.save(1)
+    node = cluster.nodes[1]
+    node.kill()
+    state = os.path.join(node.state_dir, "node.state")
+    print("flipped", state, bitflip.flip_bit_in_file(state, seed))
+    node.start()
+    assert node.agent.wait(20) == 1
+    node.kill()
+    assert "state directory" in node.log()
+    os.rename(state, state + ".bad")  # the remedy that it names
+    node.start()
+    node.wait_ready()
+    job.restart()
+    job.save(2)
