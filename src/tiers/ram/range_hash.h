@@ -1,6 +1,6 @@
-// XXH3-128 over byte ranges of files, at memory speed: many threads, each reading by pread into a
-// buffer that stays in its core's cache. (A map would be as fast, but a file that its owner cuts
-// short under a map is SIGBUS.)
+// XXH3-128 over byte ranges of files: many threads, each reading by pread into a buffer that stays
+// in the cache. (A map would take half the time, but a file that is cut short under it, or memory
+// that the hardware has lost, is SIGBUS; with pread it is an error.)
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,9 @@ struct HashRange {
   Xxh128 digest;  // filled in
 };
 
-// Each thread's buffer: small enough for the second-level cache of any core that runs training, and
-// large enough that the system call's cost vanishes (bench/hash_bench.cc has the numbers).
-inline constexpr size_t kHashBufferBytes = 256u << 10;
+// Each thread's buffer. Large enough for the kernel to copy whole runs of a huge page: of 128 KiB
+// to 8 MiB, 1 to 2 MiB cost least, a fifth less than 256 KiB (bench/stage_bench.cc).
+inline constexpr size_t kHashBufferBytes = 1u << 20;
 
 // Fills in every digest. Ranges that follow each other in one file should stand so in `ranges`, as
 // each thread takes a run of them and opens a file once for it. `pool` null: the caller alone.
