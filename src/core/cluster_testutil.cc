@@ -103,12 +103,15 @@ void TestCluster::Save(size_t host, Step step, uint64_t content) {
   if (h.node && h.watching) NodeLater(host, NodeEvent::SaveSeen{name, step, 0});
 }
 
+void TestCluster::SaveOn(size_t host, Step step) {
+  if (!at(host).rank) return;
+  // Replicas have in common what their position in the partition says.
+  const uint32_t width = options_.world.nodes / options_.world.replicas();
+  Save(host, step, 1000 * (step + 1) + *at(host).rank % width);
+}
+
 void TestCluster::SaveAll(Step step) {
-  for (size_t i = 0; i < hosts_.size(); ++i) {
-    // Replicas have in common what their position in the partition says.
-    const uint32_t width = options_.world.nodes / options_.world.replicas();
-    if (at(i).rank) Save(i, step, 1000 * (step + 1) + *at(i).rank % width);
-  }
+  for (size_t i = 0; i < hosts_.size(); ++i) SaveOn(i, step);
 }
 
 void TestCluster::KillAgent(size_t host) {
@@ -474,315 +477,6 @@ void TestCluster::Do(size_t host, const CoordinatorAction::LogText& a) {
                              at(host).name, SeverityTag(a.severity), a.text));
 }
 
-// ---- the volume ------------------------------------------------------------------------------
-
-bool TestCluster::Do(size_t host, const NodeAction::PersistState& a) {
-  const Status checked = CheckNodeState(a.state);
-  if (!checked.ok()) Violation("bad node state: " + checked.error().ToString());
-  at(host).state = a.state;
-  return true;
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::RemoveConfig& a) {
-  if (at(host).yaml && at(host).yaml_id == a.file_id) {
-    at(host).yaml.reset();
-    NodeLater(host, NodeEvent::ConfigGone{});
-  }
-  return true;
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::ReadConfig&) {
-  Host& h = at(host);
-  if (h.yaml) {
-    NodeLater(host, NodeEvent::ConfigSeen{*h.yaml, h.yaml_id, yamls_.at(*h.yaml)});
-  } else {
-    NodeLater(host, NodeEvent::ConfigGone{});
-  }
-  return true;
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::CleanVolume& a) {
-  Host& h = at(host);
-  NodeEvent::VolumeCleaned cleaned;
-  if (!a.run.none()) {
-    for (const auto& [name, content] : h.volume) {
-      const Step step = std::stoull(name);
-      uint32_t occurrence = 1;
-      for (const auto& save : a.state.saves()) {
-        if (save.step() == step) occurrence = save.occurrence() + 1;
-      }
-      cleaned.adopted.push_back(StagedName({{a.run, step, occurrence}, a.config.rank, 0}));
-      h.staged[cleaned.adopted.back()] = content;
-    }
-  }
-  h.volume.clear();
-  NodeLater(host, cleaned);
-  return true;
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::StartWatchingSaves&) {
-  at(host).watching = true;
-  ScanVolume(host);
-  return true;
-}
-
-void TestCluster::ScanVolume(size_t host) {
-  for (const auto& [name, content] : at(host).volume) {
-    NodeLater(host, NodeEvent::SaveSeen{name, std::stoull(name), 0});
-  }
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::WritePrerestore& a) {
-  Host& h = at(host);
-  if (h.yaml && h.yaml_id == h.state.config_file_id())
-    Violation("the decision is shown before the yaml is gone");
-  const auto& choice = h.state.restored();
-  if (choice.none() != !a.step.has_value()) Violation("prerestore differs from the choice");
-  std::string what = choice.none() ? "none" : choice.generation().save().SerializeAsString();
-  const auto [it, added] = released_.emplace(FromProto(h.state.run()), what);
-  if (!added && it->second != what) Violation("two nodes of a run are released differently");
-  return true;
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::PlaceLink& a) {
-  Host& h = at(host);
-  const auto copy = h.store.find(a.digest);
-  if (copy == h.store.end()) {
-    Violation("a link to a shard that isn't here");
-    return false;
-  }
-  if (!copy->second.good) Violation("a link to bad bytes");
-  if (h.verified.count(a.digest) == 0 && h.state.links_placed()) {
-    Violation("a link to bytes that were not verified");
-  }
-  if (h.state.links_placed()) Violation("links are placed twice");
-  // A client that has just started anew first waits for its own yaml to go.
-  if (h.client.released || h.yaml) return true;
-  h.client.released = true;
-  h.client.step = a.name.step;
-  h.client.digest = a.digest;
-  return true;
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::PlaceNoCheckpoint&) {
-  if (!at(host).yaml) at(host).client.released = true;
-  return true;
-}
-bool TestCluster::Do(size_t host, const NodeAction::WriteError& a) {
-  at(host).client.errors.push_back(a.text);
-  return true;
-}
-bool TestCluster::Do(size_t host, const NodeAction::WriteFailed& a) {
-  if (at(host).client.released) Violation("replicator.failed after the release: " + a.text);
-  at(host).client.failed.push_back(a.text);
-  return true;
-}
-
-// ---- the store -------------------------------------------------------------------------------
-
-void TestCluster::Held(size_t host, const Blake3& digest) {
-  ever_held_[digest].insert(at(host).name);
-  at(host).verified.insert(digest);
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::RecordGeneration& a) {
-  Host& h = at(host);
-  CheckCommit(host, a.record);
-  const GenerationId id = GenerationIdOf(a.record);
-  std::erase_if(h.generations, [&](const auto& other) { return GenerationIdOf(other) == id; });
-  h.generations.push_back(a.record);
-  return true;
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::ForgetGenerations& a) {
-  std::erase_if(at(host).generations, [&](const auto& other) {
-    return other.job() == a.job && (!a.keep || GenerationIdOf(other) != *a.keep);
-  });
-  return true;
-}
-
-bool TestCluster::Do(size_t host, const NodeAction::Stage& a) {
-  Host& h = at(host);
-  if (!a.name.empty()) {
-    // The rename comes first; hashing takes its time.
-    if (const auto save = h.volume.find(a.name); save != h.volume.end()) {
-      h.staged[a.staged_name] = save->second;
-      h.volume.erase(save);
-    }
-  }
-  StartTask(host, a.task, {Task::Kind::kStage, a, false});
-  return true;
-}
-bool TestCluster::Do(size_t host, const NodeAction::Pull& a) {
-  StartTask(host, a.task, {Task::Kind::kPull, a, false});
-  return true;
-}
-bool TestCluster::Do(size_t host, const NodeAction::Verify& a) {
-  StartTask(host, a.task, {Task::Kind::kVerify, a, false});
-  return true;
-}
-bool TestCluster::Do(size_t host, const NodeAction::DeleteShards& a) {
-  CheckDelete(host, a);
-  Host& h = at(host);
-  for (const Blake3& digest : a.digests) {
-    h.store.erase(digest);
-    h.verified.erase(digest);
-  }
-  for (const std::string& name : a.staged) h.staged.erase(name);
-  StartTask(host, a.task, {Task::Kind::kDelete, a, false});
-  return true;
-}
-bool TestCluster::Do(size_t host, const NodeAction::CancelTask& a) {
-  const auto task = at(host).tasks.find(a.task);
-  if (task != at(host).tasks.end()) task->second.cancelled = true;
-  return true;
-}
-
-void TestCluster::StartTask(size_t host, TaskId id, Task task) {
-  const auto [it, added] = at(host).tasks.emplace(id, std::move(task));
-  if (!added) Violation("a task id is used twice");
-  const uint64_t life = at(host).life;
-  After(Delay(), [this, host, life, id] {
-    if (at(host).life == life) FinishTask(host, id);
-  });
-}
-
-void TestCluster::FinishTask(size_t host, TaskId id) {
-  Host& h = at(host);
-  const Task task = h.tasks.at(id);
-  h.tasks.erase(id);
-  const Error cancelled(Code::kCancelled, "cancelled");
-  switch (task.kind) {
-    case Task::Kind::kStage: {
-      const auto& a = std::get<NodeAction::Stage>(task.action);
-      if (task.cancelled) return ToNode(host, NodeEvent::StageFailed{id, cancelled});
-      return ToNode(host, FinishStage(h, a));
-    }
-    case Task::Kind::kPull: {
-      const auto& a = std::get<NodeAction::Pull>(task.action);
-      if (task.cancelled) {
-        return ToNode(host,
-                      NodeEvent::Pulled{id, DigestOf(a.wanted.shard()), cancelled, 0, {}, {}});
-      }
-      return ToNode(host, FinishPull(host, a));
-    }
-    case Task::Kind::kVerify: {
-      const auto& a = std::get<NodeAction::Verify>(task.action);
-      const auto copy = h.store.find(a.digest);
-      const bool good = copy != h.store.end() && copy->second.good && !task.cancelled;
-      if (good) Held(host, a.digest);
-      return ToNode(host, NodeEvent::Verified{id, a.digest, good, good ? "" : "bytes differ", 1ms});
-    }
-    case Task::Kind::kDelete:
-      return ToNode(host, NodeEvent::Deleted{id});
-  }
-}
-
-NodeEvent::Any TestCluster::FinishStage(Host& h, const NodeAction::Stage& a) {
-  const auto staged = h.staged.find(a.staged_name);
-  if (staged == h.staged.end()) {
-    return NodeEvent::StageFailed{a.task, Error(Code::kNotFound, "it is gone")};
-  }
-  TestShard shard{.save = a.identity.save,
-                  .rank = a.identity.rank,
-                  .worker = a.identity.worker,
-                  .ordinal = a.identity.ordinal,
-                  .world = a.identity.world,
-                  .content = staged->second};
-  if (options_.world.replicas() > 1) shard.logical = staged->second;
-  const control::ShardInfo info = MakeShard(shard);
-  h.store[DigestOf(info)] = {info, true};
-  Held(IndexOf(h.name), DigestOf(info));
-  h.staged.erase(staged);
-  return NodeEvent::Staged{a.task, info};
-}
-
-NodeEvent::Any TestCluster::FinishPull(size_t host, const NodeAction::Pull& a) {
-  const Blake3 digest = DigestOf(a.wanted.shard());
-  Host& h = at(host);
-  NodeEvent::Pulled pulled{a.task, digest, Error(Code::kUnavailable, "no source answers"),
-                           0,      {},     2ms};
-  if (h.full) {
-    pulled.status = Error(Code::kResourceExhausted, "the volume is full");
-    return pulled;
-  }
-  for (const std::string& node : a.wanted.nodes()) {
-    const size_t from = IndexOf(node);
-    if (from == host) Violation("a node pulls from itself");
-    const bool reachable = from < hosts_.size() && at(from).node && cut_.count({from, host}) == 0;
-    const auto copy = reachable ? at(from).store.find(digest) : h.store.end();
-    if (!reachable || copy == at(from).store.end() || !copy->second.good) {
-      pulled.bad_sources.push_back(node);
-      continue;
-    }
-    h.store[digest] = {a.wanted.shard(), true};
-    Held(host, digest);
-    ++pulls_;
-    pulled.status = OkStatus();
-    pulled.bytes_pulled = a.wanted.shard().bytes();
-    break;
-  }
-  return pulled;
-}
-
-// ---- invariants ------------------------------------------------------------------------------
-
-void TestCluster::Violation(const std::string& text) {
-  ok_ = false;
-  ADD_FAILURE() << "seed " << options_.seed << " at " << FormatDuration(now_.time_since_epoch())
-                << ": " << text;
-}
-
-std::vector<std::vector<Rank>> TestCluster::PlacementOf(
-    const control::GenerationRecord& record) const {
-  PlacementInput input{.nodes = record.world().nodes(),
-                       .data_parallelism = record.world().data_parallelism()};
-  input.peers_per_node = options_.peers_per_node;
-  return Keepers(input);
-}
-
-// A commit stands on copies that keepers have verified, not on anybody's plan.
-void TestCluster::CheckCommit(size_t host, const control::GenerationRecord& record) {
-  const size_t copies = record.world().data_parallelism() > 1
-                            ? record.world().data_parallelism()
-                            : 1 + (record.world().nodes() > 1 ? PlacementOf(record)[0].size() : 0);
-  std::map<std::string, std::set<std::string>> columns;
-  const uint32_t width = record.world().nodes() / std::max(1U, record.world().data_parallelism());
-  for (int i = 0; i < record.shards_size(); ++i) {
-    const auto& shard = record.shards(i);
-    const Blake3 digest = DigestOf(shard);
-    const std::string key = record.world().data_parallelism() > 1
-                                ? std::to_string(static_cast<uint32_t>(i) % width)
-                                : digest.Hex();
-    columns[key].insert(ever_held_[digest].begin(), ever_held_[digest].end());
-  }
-  for (const auto& [key, holders] : columns) {
-    if (holders.size() < copies) {
-      Violation(fmt::format("{} records a commit of step {} with {} copies instead of {}",
-                            at(host).name, record.save().step(), holders.size(), copies));
-    }
-  }
-}
-
-// Nothing of the newest generation that this node has recorded may go.
-void TestCluster::CheckDelete(size_t host, const NodeAction::DeleteShards& a) {
-  const Host& h = at(host);
-  if (h.generations.empty()) return;
-  const control::GenerationRecord* newest = &h.generations.front();
-  for (const auto& record : h.generations) {
-    if (GenerationIdOf(*newest) < GenerationIdOf(record)) newest = &record;
-  }
-  const auto keepers = PlacementOf(*newest);
-  for (int i = 0; i < newest->shards_size(); ++i) {
-    const Blake3 digest = DigestOf(newest->shards(i));
-    if (std::find(a.digests.begin(), a.digests.end(), digest) == a.digests.end()) continue;
-    if (CopiesOf(digest) < 2 && newest->world().nodes() > 1) {
-      Violation(fmt::format("{} deletes the last copy of committed step {}", h.name,
-                            newest->save().step()));
-    }
-  }
-}
-
 // ---- looking ---------------------------------------------------------------------------------
 
 NodeStatus TestCluster::status(size_t host) const {
@@ -809,6 +503,13 @@ bool TestCluster::AllCommitted(Step step) const {
     return host->generations.size() == 1 && host->generations[0].committed() &&
            host->generations[0].save().step() == step;
   });
+}
+
+size_t TestCluster::StaleShards(size_t host, Step step) const {
+  const auto& store = hosts_[host]->store;
+  return static_cast<size_t>(std::count_if(store.begin(), store.end(), [&](const auto& entry) {
+    return entry.second.info.save().step() != step;
+  }));
 }
 
 size_t TestCluster::CopiesOf(const Blake3& digest) const {

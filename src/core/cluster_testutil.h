@@ -56,7 +56,8 @@ class TestCluster {
   void EndClient(size_t host) { at(host).rank.reset(); }  // its job is no longer counted
   // The job finished writing a step there. `content`: what its replicas have in common.
   void Save(size_t host, Step step, uint64_t content = 0);
-  void SaveAll(Step step);      // on the hosts of StartClient
+  void SaveAll(Step step);              // on the hosts of StartClient
+  void SaveOn(size_t host, Step step);  // as SaveAll, if that host has a rank
   void KillAgent(size_t host);  // at once, its RAM stays
   void StartAgent(size_t host);
   // Kills the agent of `host` just before it carries out its next-but-`actions` action.
@@ -65,9 +66,11 @@ class TestCluster {
   void LoseHost(size_t host);  // and the state directory too
   void Corrupt(size_t host, const Blake3& digest);
   void CutData(size_t from, size_t to);  // pulls of `to` from `from` fail
+  void MendData() { cut_.clear(); }
   void FillStore(size_t host, bool full) { at(host).full = full; }
   void CutLink(size_t host);  // its control connection breaks
   void FailNext(size_t host, const std::string& action);
+  void ClearFailures(size_t host) { at(host).fail.clear(); }
   void Stop(size_t host) { NodeLater(host, NodeEvent::StopRequested{}); }
   void ChangeJaxInit(size_t host, const std::string& text) {
     NodeLater(host, NodeEvent::JaxInitChanged{text});
@@ -86,6 +89,10 @@ class TestCluster {
   Client& client(size_t host) { return at(host).client; }
   NodeStatus status(size_t host) const;
   std::optional<control::JobStatus> job_status() const;
+  size_t hosts() const { return hosts_.size(); }
+  // Shards there of other saves than this step's.
+  size_t StaleShards(size_t host, Step step) const;
+  std::optional<Rank> rank(size_t host) const { return hosts_[host]->rank; }
   bool Up(size_t host) const { return hosts_[host]->node != nullptr; }
   bool YamlStands(size_t host) const { return hosts_[host]->yaml.has_value(); }
   bool AllReleased() const;

@@ -1,6 +1,6 @@
 // Inside of NodeMachine: the state that its parts share. node.cc dispatches events, messages and
-// timers; node_join.cc accepts the yaml and finds its way into a run; node_restore.cc restores and
-// releases; node_save.cc stages, keeps, commits and collects.
+// timers; node_config.cc starts and accepts the yaml; node_join.cc finds the coordinator and a run;
+// node_restore.cc restores and releases; node_save.cc stages, keeps, commits and collects.
 #pragma once
 
 #include <map>
@@ -115,7 +115,7 @@ class NodeMachine::Impl {
   bool InRun() const { return state_.run().sequence() != 0; }
   bool Released() const { return InRun() && state_.released(); }
 
-  // -- node_join.cc
+  // -- node_config.cc
   void Resume();
   void JudgeConfig(const NodeEvent::ConfigSeen& e);
   void AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed);
@@ -124,6 +124,7 @@ class NodeMachine::Impl {
   void NoteShards();
   uint64_t OrdinalOfLeftover(const SaveKey& save);
   void StageAdopted(const std::vector<std::string>& names);
+  // -- node_join.cc
   void StartLocating();
   void Locate();
   void RetryLocate();
@@ -221,9 +222,9 @@ class NodeMachine::Impl {
   std::vector<std::string> errors_;                       // written last in a Step: they may fail
   std::map<uint64_t, KeepWork> keeps_;
 
-  std::vector<NodeEvent::SaveSeen> waiting_saves_;               // seen before the run goes
+  std::vector<NodeEvent::SaveSeen> waiting_saves_;  // seen before the run goes
   std::map<tierkeep::Step, std::map<Worker, std::string>> partial_saves_;  // framework pytorch
-  std::map<SaveKey, OwnSave> saves_;                             // of this run, not committed
+  std::map<SaveKey, OwnSave> saves_;  // of this run, not committed
   std::map<TaskId, StageWork> staging_;
   std::optional<control::GenerationRecord> committed_;
 

@@ -1,0 +1,371 @@
+// From a start or a new yaml to a clean volume: resuming, adopting what the last run left,
+// accepting or refusing a replicator.yaml.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/holdings.h"
+#include "core/node_impl.h"
+#include "core/restore_choice.h"
+
+namespace tierkeep {
+
+// ---- start -----------------------------------------------------------------------------------
+
+void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
+  TK_CHECK(!started_);
+  started_ = true;
+  state_ = e.state;
+  if (state_.agent().empty()) state_.set_agent(options_.agent.Raw());
+  jax_init_ = e.jax_init;
+  for (const auto& shard : e.inventory.shards()) shards_[DigestOf(shard)] = shard;
+  generations_ = {e.inventory.generations().begin(), e.inventory.generations().end()};
+  unreadable_ = {e.inventory.unreadable().begin(), e.inventory.unreadable().end()};
+  if (!state_.config_text().empty() && state_.attempt().counter() != 0) {
+    if (e.config) {
+      config_ = e.config;
+    } else {
+      Log(Severity::kError, "The accepted replicator.yaml can't be read any more");
+    }
+  }
+  for (const auto& record : generations_) {
+    if (!record.committed() || (config_ && record.job() != config_->job)) continue;
+    if (!committed_ || GenerationIdOf(*committed_) < GenerationIdOf(record)) committed_ = record;
+  }
+  if (!config_) {
+    StartHolding();
+    return;
+  }
+  accepted_at_ = now_;
+  if (!state_.last_run().nonce().empty()) NoteShards();
+  if (!state_.volume_cleaned()) {
+    phase_ = Phase::kCleaning;
+    Arm(kGatherTimer, GatherBudget());
+    JobConfig previous = *config_;
+    previous.rank = state_.last_rank();
+    if (state_.has_last_world()) previous.world = FromProto(state_.last_world());
+    Do(NodeAction::CleanVolume{FromProto(state_.last_run()), previous, state_});
+    // What an interrupted cleaning took over already comes with what this one finds.
+    StageAdopted(e.staged);
+    return;
+  }
+  Do(NodeAction::StartWatchingSaves{config_->world.framework, config_->job});
+  Resume();
+  StageAdopted(e.staged);
+  if (!Released()) Arm(kGatherTimer, GatherBudget());
+  if (adopting_.empty() || Released()) {
+    StartLocating();
+  } else {
+    phase_ = Phase::kCleaning;
+  }
+}
+
+// Goes on within the run that was accepted before the restart.
+void NodeMachine::Impl::Resume() {
+  if (!Released()) return;
+  if (!state_.links_placed() && !state_.restored().none()) {
+    for (const auto& shard : ShardsOfRank(state_.restored().generation(), config_->rank)) {
+      if (shards_.count(DigestOf(shard)) != 0) continue;
+      // The store was lost before the links stood: this part is restored once more.
+      state_.set_released(false);
+      state_.clear_restored();
+      Persist();
+      return;
+    }
+  }
+  phase_ = Phase::kRunning;
+  if (!state_.links_placed()) PlaceAll();
+}
+
+// The shards of this node's last run tell of saves that the state doesn't know yet; those of a run
+// that goes on are told to the coordinator again.
+void NodeMachine::Impl::NoteShards() {
+  const RunId run = FromProto(Released() ? state_.run() : state_.last_run());
+  const Rank rank = Released() ? config_->rank : state_.last_rank();
+  uint64_t committed = 0;
+  if (committed_ && FromProto(committed_->save().run()) == run) {
+    for (const auto& shard : committed_->shards()) {
+      if (shard.rank() == rank) committed = shard.ordinal();
+    }
+  }
+  std::map<uint64_t, const control::ShardInfo*> newer;
+  for (const auto& [digest, shard] : shards_) {
+    if (shard.job() != config_->job || FromProto(shard.save().run()) != run ||
+        shard.rank() != rank) {
+      continue;
+    }
+    newer[shard.ordinal()] = &shard;
+    if (Released() && shard.ordinal() > committed) {
+      OwnSave& own = saves_[FromProto(shard.save())];
+      own.ordinal = shard.ordinal();
+      own.shards[shard.worker()] = shard;
+    }
+  }
+  for (const auto& [ordinal, shard] : newer) NoteSave(FromProto(shard->save()), ordinal);
+}
+
+// The list of saves is in order of time, one entry a step, the last one the newest. 0: the same
+// step was saved again after it. What isn't in the list was taken after all that is.
+uint64_t NodeMachine::Impl::OrdinalOfLeftover(const SaveKey& save) {
+  for (const auto& [other, own] : saves_) {
+    if (other == save) return own.ordinal;
+  }
+  for (int i = 0; i < state_.saves_size(); ++i) {
+    const SaveKey noted = FromProto(state_.saves(i));
+    if (noted.step != save.step || noted.occurrence < save.occurrence) continue;
+    if (noted.occurrence > save.occurrence) return 0;
+    const auto behind = static_cast<uint64_t>(state_.saves_size() - 1 - i);
+    return state_.last_ordinal() > behind ? state_.last_ordinal() - behind : 1;
+  }
+  NoteSave(save, state_.last_ordinal() + 1);
+  return state_.last_ordinal();
+}
+
+// Saves taken from the volume but not hashed. Their names say which save they are.
+void NodeMachine::Impl::StageAdopted(const std::vector<std::string>& names) {
+  std::map<SaveUnit, std::string> units;
+  for (const std::string& name : names) {
+    const std::optional<SaveUnit> unit = ParseStagedName(name);
+    const bool known = std::any_of(staging_.begin(), staging_.end(), [&](const auto& entry) {
+      return entry.second.staged_name == name;
+    });
+    if (unit && !known) units[*unit] = name;
+  }
+  std::map<SaveKey, uint64_t> ordinals;
+  for (const auto& [unit, name] : units) {
+    const RunId& run = unit.save.run;
+    const bool of_run = Released() && run == FromProto(state_.run());
+    if (run != FromProto(state_.last_run()) && !of_run) continue;
+    const auto [ordinal, added] = ordinals.emplace(unit.save, 0);
+    if (added) ordinal->second = OrdinalOfLeftover(unit.save);
+    if (ordinal->second == 0) {
+      DeleteAll({}, {name});
+      continue;
+    }
+    const TaskId task = NewTask();
+    staging_[task] = {unit, name, ordinal->second, /*adopted=*/!of_run};
+    if (of_run) {
+      OwnSave& own = saves_[unit.save];
+      own.ordinal = ordinal->second;
+      own.staged_names[unit.worker] = name;
+    } else {
+      adopting_.insert(task);
+    }
+    const WorldShape world =
+        state_.has_last_world() ? FromProto(state_.last_world()) : config_->world;
+    Do(NodeAction::Stage{
+        task, "", name,
+        ShardIdentity{config_->job, unit.save, unit.rank, unit.worker, ordinal->second, world}});
+  }
+}
+
+// ---- the yaml --------------------------------------------------------------------------------
+
+void NodeMachine::Impl::Handle(const NodeEvent::ConfigSeen& e) {
+  if (stopping_) return;
+  config_stands_ = true;
+  JudgeConfig(e);
+}
+
+void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
+  if (!state_.config_file_id().empty() && e.file_id == state_.config_file_id()) {
+    // The same file is the same attempt. It stands longer than it should only when its removal was
+    // cut short.
+    if (!config_ || (Released() && state_.links_placed())) RemoveConfig();
+    return;
+  }
+  if (e.parsed && e.parsed->ok()) {
+    config_tries_ = 0;
+    Disarm(kConfigTimer);
+    AcceptConfig(e, **e.parsed);
+    return;
+  }
+  // Some clients write in place: it may not be finished.
+  if (++config_tries_ < options_.timings.config_settle_tries) {
+    Arm(kConfigTimer, options_.timings.config_settle);
+    return;
+  }
+  config_tries_ = 0;
+  RefuseConfig(e);
+}
+
+void NodeMachine::Impl::RefuseConfig(const NodeEvent::ConfigSeen& e) {
+  const bool empty = !e.parsed;
+  const std::string text =
+      empty ? "replicator.yaml is empty: the service is reset"
+            : "replicator.yaml can't be accepted: " + e.parsed->error().message();
+  state_.set_config_file_id(e.file_id);
+  if (empty) {
+    Log(Severity::kError, text);
+    last_error_ = text;
+  } else {
+    Log(Severity::kError, text);
+    last_error_ = text;
+    Do(NodeAction::WriteFailed{text});
+  }
+  RemoveConfig();
+  LeaveRun(text);
+  state_.clear_config_text();
+  state_.clear_attempt();
+  config_.reset();
+  Persist();
+  phase_ = empty ? Phase::kIdle : Phase::kFailed;
+  StartHolding();
+}
+
+void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed) {
+  for (const std::string& warning : parsed.warnings) Log(Severity::kWarning, warning);
+  LeaveRun("a new replicator.yaml has come");
+  const bool other_job = config_
+                             ? config_->job != parsed.config.job
+                             : state_.has_last_restored() && !state_.last_restored().none() &&
+                                   state_.last_restored().generation().job() != parsed.config.job;
+  if (other_job) {
+    state_.clear_last_run();
+    state_.clear_last_restored();
+    state_.clear_last_world();
+    state_.clear_highest_run();
+    state_.clear_nodes();
+    state_.clear_saves();
+    state_.set_highest_epoch(0);
+    committed_.reset();
+  }
+  config_ = parsed.config;
+  state_.set_attempt_counter(state_.attempt_counter() + 1);
+  state_.set_config_text(e.text);
+  state_.set_config_file_id(e.file_id);
+  state_.mutable_attempt()->set_agent(state_.agent());
+  state_.mutable_attempt()->set_boot(options_.boot.Raw());
+  state_.mutable_attempt()->set_counter(state_.attempt_counter());
+  state_.set_volume_cleaned(false);
+  Persist();
+  phase_ = Phase::kCleaning;
+  accepted_at_ = now_;
+  last_error_.clear();
+  ask_rendezvous_ = false;
+  pause_ = {};
+  checked_.clear();
+  Disarm(kHolderTimer);
+  Arm(kGatherTimer, GatherBudget());
+  Arm(kConfigKeptTimer, jax_init_.empty()
+                            ? std::min(options_.timings.config_kept_max, GatherBudget())
+                            : GatherBudget());
+  JobConfig previous = *config_;
+  if (state_.has_last_run()) {
+    previous.rank = state_.last_rank();
+    if (state_.has_last_world()) previous.world = FromProto(state_.last_world());
+  }
+  Do(NodeAction::CleanVolume{FromProto(state_.last_run()), previous, state_});
+}
+
+// Ends what this node did for its run: tasks, orders, the link. Shards stay; a save still being
+// hashed becomes a shard, which the next restore may need.
+void NodeMachine::Impl::LeaveRun(const std::string& reason) {
+  if (link_ == Link::kUp) {
+    control::Envelope message = NewMessage();
+    message.mutable_leaving()->set_reason(reason);
+    Send(std::move(message));
+  }
+  if (link_ != Link::kNone) Do(NodeAction::Disconnect{});
+  link_ = Link::kNone;
+  link_local_ = entered_ = holding_ = locating_ = false;
+  holder_job_.clear();
+  restore_.reset();
+  keeps_.clear();
+  while (!fetches_.empty()) CancelFetch(fetches_.begin()->first);
+  for (auto& [task, work] : staging_) {
+    work.adopted = true;
+    NoteSave(work.unit.save, work.ordinal);
+    adopting_.insert(task);
+  }
+  saves_.clear();
+  partial_saves_.clear();
+  waiting_saves_.clear();
+  members_.clear();
+  job_status_.reset();
+  state_.clear_run();
+  state_.clear_restored();
+  state_.set_epoch(0);
+  state_.set_released(false);
+  state_.set_links_placed(false);
+  for (const Timer timer : {kGatherTimer, kConfigKeptTimer, kLocateTimer, kSilentTimer}) {
+    Disarm(timer);
+  }
+}
+
+void NodeMachine::Impl::RemoveConfig() {
+  Do(NodeAction::RemoveConfig{state_.config_file_id()});
+  config_stands_ = false;
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::ConfigGone&) {
+  config_stands_ = false;
+  if (std::exchange(config_tries_, 0) != 0) Disarm(kConfigTimer);
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::JaxInitChanged& e) {
+  const bool restarted = !jax_init_.empty() && jax_init_ != e.text;
+  jax_init_ = e.text;
+  // The client that wrote this yaml has gone; the next one must not find it.
+  if (restarted && config_stands_ && config_ && !Released()) RemoveConfig();
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::VolumeCleaned& e) {
+  if (phase_ != Phase::kCleaning || !config_) return;
+  state_.set_volume_cleaned(true);
+  StageAdopted(e.adopted);
+  // Ordinals that adoption gave out are persisted before the job can save again.
+  auto stages = std::exchange(actions_, {});
+  Persist();
+  Do(NodeAction::StartWatchingSaves{config_->world.framework, config_->job});
+  for (auto& action : stages) actions_.push_back(std::move(action));
+  if (adopting_.empty()) StartLocating();
+}
+
+Duration NodeMachine::Impl::GatherBudget() const {
+  return config_->world.framework == Framework::kOrbax ? options_.timings.gather_deadline_orbax
+                                                       : options_.timings.gather_deadline_pytorch;
+}
+
+// Tells the job that it can't start, and waits for the next yaml.
+void NodeMachine::Impl::Fail(const std::string& text) {
+  last_error_ = text;
+  Log(Severity::kError, text);
+  Do(NodeAction::WriteFailed{text});
+  RemoveConfig();
+  LeaveRun(text);
+  state_.clear_config_text();
+  state_.clear_attempt();
+  config_.reset();
+  Persist();
+  phase_ = Phase::kFailed;
+  StartHolding();
+}
+
+void NodeMachine::Impl::GatherDeadline() {
+  if (!config_ || Released()) return;
+  if (InRun() && link_ == Link::kUp) {
+    // Found in time; the transfer has its own deadline at the coordinator.
+    Arm(kGatherTimer, options_.timings.prepare_deadline);
+    return;
+  }
+  std::string missing;
+  if (job_status_ && link_ == Link::kUp) {
+    for (const uint32_t rank : job_status_->missing_ranks()) {
+      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+    }
+  }
+  const std::string within = FormatDuration(GatherBudget());
+  if (job_status_ && job_status_->state() == "running") {
+    std::string text = "the job's run went on without this node for " + within;
+    for (const std::string& problem : job_status_->problems()) text += "; " + problem;
+    Fail(text);
+    return;
+  }
+  Fail(missing.empty() ? "no run of the job was found within " + within
+                       : fmt::format("ranks {} did not join within {}", missing, within));
+}
+
+}  // namespace tierkeep
