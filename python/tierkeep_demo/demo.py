@@ -198,7 +198,9 @@ class Demo:
         node.start()
         node.wait_ready()
         self.screen.event(f"{node.name} is back with an empty RAM; its agent is ready")
-        others = {n: status_lib.bytes_pulled(n.status()) for n in cluster.nodes}
+        # The lost node's agent may fetch copies before the job is back: all that it pulls counts.
+        before = {n: 0 if n is node else status_lib.bytes_pulled(n.status())
+                  for n in cluster.nodes}
         watches = {n: volume_watch.VolumeWatch(n.volume) for n in cluster.nodes}
         try:
             job, follower = self.start_job(
@@ -211,10 +213,12 @@ class Demo:
                 follower(events)
                 if "restored_size" not in facts and len(job.events("restored")) == len(
                         job.workers):
-                    facts["pulled"] = {n: status_lib.bytes_pulled(n.status()) - others[n]
+                    facts["pulled"] = {n: status_lib.bytes_pulled(n.status()) - before[n]
                                        for n in cluster.nodes}
                     facts["restored_size"] = _restored_size(node)
-                    facts["agent_seconds"] = status_lib.restore_seconds(node.status())
+                    status = node.status()
+                    facts["pulled_to_restore"] = status_lib.bytes_pulled_to_restore(status)
+                    facts["agent_seconds"] = status_lib.restore_seconds(status)
 
             job.wait(RUN_LIMIT_SECONDS, on_events=on_events)
         finally:
@@ -262,9 +266,8 @@ class Demo:
         rows += [(name, seconds(value)) for name, value in facts["phases"]]
         rows += [("lost node: decided, had it, linked it", " / ".join(
             "?" if x is None else seconds(x) for x in facts["agent_seconds"]))]
-        rows += [None, ("moved to the lost node",
-                        f"{megabytes(facts['pulled'][node])}, to restore "
-                        f"{megabytes(facts['restored_size'])}"),
+        rows += [None, ("moved to the lost node once it was back", megabytes(facts["pulled"][node])),
+                 ("of that, while the job waited", megabytes(facts["pulled_to_restore"])),
                  ("moved to all others meanwhile",
                   megabytes(sum(v for n, v in facts["pulled"].items() if n is not node))),
                  ("moved between nodes in the whole run", megabytes(facts["pulled_in_all"])),

@@ -6,6 +6,11 @@ def bytes_pulled(status):
     return status["network"]["bytes_pulled"]
 
 
+def bytes_pulled_to_restore(status):
+    """Bytes of these that the last restore needed, before the job was released."""
+    return status["restore"]["bytes_pulled"]
+
+
 def last_error(status):
     """The agent's newest complaint, or an empty text."""
     return status["last_error"] or ""
