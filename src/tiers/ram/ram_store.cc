@@ -366,7 +366,7 @@ Result<std::vector<std::string>> RamStore::TakeOut(const Blake3& digest) {
   }
   ForgetUnreadable(digest);
   if (held && held->state.linked) {
-    auto linked = MoveToTrash("client/" + DataName(held->shard.volume_name));
+    auto linked = TakeFromVolume(DataName(held->shard.volume_name));
     if (linked.ok()) {
       trash.push_back(std::move(*linked));
     } else {

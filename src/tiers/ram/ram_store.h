@@ -105,6 +105,9 @@ class RamStore : public Store {
   Status RemoveTrees(const std::vector<std::string>& paths);
 
   // With trees_ held.
+  Status LinkTree(const Held& held, const std::string& tree);
+  Status LinkSingleFile(const Held& held, const std::string& tree);
+  Result<std::string> TakeFromVolume(const std::string& name);  // what is left to remove
   Status BuildLinks(const HeldShard& shard, const std::string& tree);
   Status LinkFile(const std::string& from, const std::string& to);
   Result<bool> Guard(const HeldShard& shard, const std::string& tree);

@@ -86,7 +86,7 @@ Status RamStore::PutIntoVolume(const std::string& tree, const std::string& name)
     renamed = mount_->RenameNew("store/" + tree, "client/" + name);
     if (renamed.ok() || renamed.error().code() != Code::kAlreadyExists) return renamed;
     // Planted since we looked.
-    TK_ASSIGN_OR_RETURN(const std::string planted, MoveToTrash("client/" + name));
+    TK_ASSIGN_OR_RETURN(const std::string planted, TakeFromVolume(name));
     if (!planted.empty()) TK_RETURN_IF_ERROR(root_->RemoveTree(planted));
   }
   return renamed;
@@ -105,32 +105,58 @@ Status RamStore::LinkIntoVolume(const Blake3& digest) {
   TK_CHECK(held.has_value());
 
   const std::string tree = TemporaryName("link");
-  Status done = BuildLinks(held->shard, tree);
-  ShardState state = held->state;
-  state.linked = true;
-  if (done.ok()) {
-    auto guarded = Guard(held->shard, tree);
-    if (guarded.ok()) {
-      state.guarded = *guarded;
-      // From the rename on the job may write. Durably before it, whatever happens after.
-      if (!state.guarded) state.suspect = true;
-    } else {
-      done = guarded.error();
-    }
-  }
-  if (done.ok()) done = SetDirectoryModes(held->shard, tree);
-  if (done.ok()) done = SetState(digest, state);
-  if (done.ok()) done = PutIntoVolume(tree, DataName(h));
+  const Status done = held->shard.manifest->entries.front().type == EntryType::kDirectory
+                          ? LinkTree(*held, tree)
+                          : LinkSingleFile(*held, tree);
   if (done.ok()) return OkStatus();
 
   (void)RemoveTrees({tree});
   const auto now = FindHeld(digest);
-  if (now && now->state.linked) {
-    state = now->state;
+  if (now && now->state.linked && !HasOtherNames(now->shard)) {
+    ShardState state = now->state;
     state.linked = state.guarded = false;
     (void)SetState(digest, state);  // if not, the next start finds out
   }
   return done;
+}
+
+Status RamStore::LinkTree(const Held& held, const std::string& tree) {
+  TK_RETURN_IF_ERROR(BuildLinks(held.shard, tree));
+  ShardState state = held.state;
+  state.linked = true;
+  TK_ASSIGN_OR_RETURN(state.guarded, Guard(held.shard, tree));
+  // From the rename on the job may write. Durably before it, whatever happens after.
+  if (!state.guarded) state.suspect = true;
+  TK_RETURN_IF_ERROR(SetDirectoryModes(held.shard, tree));
+  TK_RETURN_IF_ERROR(SetState(held.shard.digest, state));
+  return PutIntoVolume(tree, DataName(held.shard.volume_name));
+}
+
+// An immutable file can't be renamed, so its flag comes after the rename, and what the job did in
+// between is unknown: the copy stays suspect until it is verified under its guard.
+Status RamStore::LinkSingleFile(const Held& held, const std::string& tree) {
+  TK_RETURN_IF_ERROR(BuildLinks(held.shard, tree));
+  ShardState state = held.state;
+  state.linked = state.suspect = true;
+  TK_RETURN_IF_ERROR(SetState(held.shard.digest, state));
+  const std::string name = DataName(held.shard.volume_name);
+  TK_RETURN_IF_ERROR(PutIntoVolume(tree, name));
+  // By the shard's own name: the one in the volume may be exchanged.
+  auto guarded = Guard(held.shard, ShardDataPath(held.shard.digest));
+  if (!guarded.ok()) {
+    (void)client_->RemoveTree(name);
+    return guarded.error();
+  }
+  state.guarded = *guarded;
+  return SetState(held.shard.digest, state);
+}
+
+// A single file that is immutable can't be renamed away either.
+Result<std::string> RamStore::TakeFromVolume(const std::string& name) {
+  auto trash = MoveToTrash("client/" + name);
+  if (trash.ok() || trash.error().code() != Code::kPermissionDenied) return trash;
+  TK_RETURN_IF_ERROR(client_->RemoveTree(name));
+  return std::string();
 }
 
 Result<std::string> RamStore::Unlink(std::string_view h) {
@@ -142,8 +168,7 @@ Result<std::string> RamStore::Unlink(std::string_view h) {
     held.state.guarded = false;
     TK_RETURN_IF_ERROR(SetState(held.shard.digest, held.state));
   }
-  TK_ASSIGN_OR_RETURN(const std::string trash, MoveToTrash("client/" + DataName(h)));
-  return trash;
+  return TakeFromVolume(DataName(h));
 }
 
 Status RamStore::UnlinkFromVolume(std::string_view h) {

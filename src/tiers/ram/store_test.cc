@@ -143,9 +143,8 @@ TEST_F(StoreTest, FindsEveryChangeOfShape) {
 }
 
 TEST_F(StoreTest, ACancelledVerificationSaysNothingAboutTheCopy) {
-  const Blake3 digest = StageRandom(1);
+  const Blake3 digest = StageRandom(1, {.large_file = true});
   const std::atomic<bool> cancelled{true};
-  if (Files(digest).empty()) GTEST_SKIP() << "a tree without bytes";
   EXPECT_FALSE(node_.store().Verify(digest, &cancelled).ok);
   EXPECT_FALSE(node_.store().Find(digest)->suspect);
 }
