@@ -4,7 +4,7 @@
 //
 // Memory is warm: the copies of one round are deleted right before the next, which gets their
 // pages. (On a virtual machine the first touch of fresh pages measures the host.)
-#include <fcntl.h>
+#include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -21,12 +21,15 @@
 
 #include "base/prng.h"
 #include "format/data_wire.h"
+#include "io/stream.h"
 #include "tiers/peer/data_server.h"
 #include "tiers/peer/puller.h"
 #include "tiers/ram/store.h"
 
 namespace tierkeep {
 namespace {
+
+using nlohmann::literals::operator""_json_pointer;
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
@@ -55,7 +58,16 @@ struct Options {
   bool iperf = true;
 };
 
-// A tmpfs of its own, unmounted at the end.
+// From here on mounts are seen by this process and its children alone and go with them, however
+// they end: a tmpfs left behind would hold its memory.
+void EnterOwnMountNamespace() {
+  if (::unshare(CLONE_NEWNS) != 0 ||
+      ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) {
+    Die("cannot mount a tmpfs of its own (run as root, or in `unshare -rm`)");
+  }
+}
+
+// A tmpfs of its own.
 class RamMount {
  public:
   RamMount(const std::string& huge, uint64_t mib) {
@@ -232,17 +244,25 @@ std::string Capture(const std::string& command) {
   return out;
 }
 
-// Bytes a second that `iperf3 -P 4` moves one way over loopback. The server is left to choose a
-// free port by trying: iperf3 can't be asked to.
-double IperfRate(uint16_t port) {
-  const std::string p = std::to_string(port);
-  const std::string out =
-      Capture("iperf3 -s -1 -D -B 127.0.0.1 -p " + p +
-              " >/dev/null && for i in 1 2 3 4 5 6 7 8 9 10; do iperf3 -c 127.0.0.1 -p " + p +
-              " -P 4 -t 1 -J >/tmp/tierkeep-iperf." + p +
-              " && break; done; cat /tmp/tierkeep-iperf." + p + "; rm -f /tmp/tierkeep-iperf." + p);
+// A port that nobody has at the moment.
+uint16_t FreePort() { return OrDie(ListenStreams("127.0.0.1", 0, {}))->port(); }
+
+// Bytes a second that `iperf3 -P 4` moves one way over loopback.
+double IperfRate() {
+  // A server that failed one client is gone, so each try has its own.
+  std::string out;
+  for (int tries = 0; tries < 10; ++tries) {
+    out = Capture(
+        fmt::format("iperf3 -s -1 -B 127.0.0.1 -p {0} >/dev/null 2>&1 & server=$!; sleep 0.3; "
+                    "iperf3 -c 127.0.0.1 -p {0} -P 4 -t 1 -J; "
+                    "kill $server 2>/dev/null; true",
+                    FreePort()));
+    if (out.find("sum_received") != std::string::npos) break;
+  }
   const auto json = nlohmann::json::parse(out, nullptr, false);
-  if (json.is_discarded() || !json.contains("end")) Die("iperf3 said: " + out);
+  if (json.is_discarded() || !json.contains("/end/sum_received/bits_per_second"_json_pointer)) {
+    Die("iperf3 said: " + out);
+  }
   return json["end"]["sum_received"]["bits_per_second"].get<double>() / 8;
 }
 
@@ -285,7 +305,7 @@ nlohmann::json Run(const Options& options) {
                            {"cpu_seconds_per_gib", plain.cpu_seconds / gib},
                            {"xxh3_pass_seconds", hash.seconds}};
     if (options.iperf) {
-      const double rate = IperfRate(static_cast<uint16_t>(25201 + round % 100));
+      const double rate = IperfRate();
       s.iperf.push_back(rate);
       s.rate_ratio.push_back(gib * kGiB / plain.seconds / rate);
       json["iperf3_bytes_per_second"] = rate;
@@ -345,6 +365,7 @@ int main(int argc, char** argv) {
   app.add_option("--json", options.json_path, "write raw results here");
   app.add_flag("!--no-iperf", options.iperf, "don't compare with iperf3");
   CLI11_PARSE(app, argc, argv);
+  tierkeep::EnterOwnMountNamespace();
   const nlohmann::json result = tierkeep::Run(options);
   if (!options.json_path.empty()) std::ofstream(options.json_path) << result.dump(1) << "\n";
   return 0;
