@@ -204,7 +204,7 @@ void CoordinatorMachine::Impl::LostConnection(ConnectionId connection) {
   for (auto* map : {&resumed_, &pending_}) {
     for (auto it = map->begin(); it != map->end(); ++it) {
       if (!of(it->second)) continue;
-      if (map == &resumed_) holdings_.RemoveNode(it->second.node());
+      holdings_.RemoveNode(it->second.node());
       map->erase(it);
       return;
     }

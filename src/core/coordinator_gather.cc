@@ -10,6 +10,9 @@
 namespace tierkeep {
 namespace {
 
+// Ages come over the network; closer than this the later arrival counts as the newer one.
+constexpr Duration kAgeMargin = 1s;
+
 std::string NameOf(const std::string& node, Rank rank, const control::Address& address) {
   return fmt::format("node {} (rank {}, {})", node, rank, address.host());
 }
@@ -49,6 +52,8 @@ void CoordinatorMachine::Impl::HandleJoin(ConnectionId from, const control::Join
   peer.join = join;
   peer.connection = from;
   peer.heard = peer.joined = now_;
+  peer.accepted = now_ - std::min<Duration>(24h, std::chrono::milliseconds(std::min<uint64_t>(
+                                                     join.attempt_age_ms(), 24 * 3600 * 1000)));
   if (state_ == State::kFixing) {
     // Who takes part is being written down: whoever comes now is looked at after it.
     queued_.push_back(std::move(peer));
@@ -122,8 +127,8 @@ bool CoordinatorMachine::Impl::CheckAgreement(const Peer& peer) {
   return true;
 }
 
-// Two agents for one rank: the later one is taken for the newer, and the loser stays out until it
-// has a new yaml.
+// Two agents for one rank or of one node name (a host that began anew, or a mistake): the one whose
+// yaml is younger takes part, the other stays out until it has a new one.
 bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
   const auto refused = refused_attempts_.find(peer.agent());
   if (refused != refused_attempts_.end() && refused->second == peer.attempt()) {
@@ -133,26 +138,28 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
            true);
     return false;
   }
-  for (const auto& [rank, member] : members_) {
-    if (member.node() != peer.node() || member.agent() == peer.agent()) continue;
-    Reject(peer,
-           fmt::format("node name {} is already used by {}", peer.node(),
-                       NameOf(member.node(), rank, member.join.data())),
-           true);
-    return false;
+  for (auto it = members_.begin(); it != members_.end(); ++it) {
+    const Peer& other = it->second;
+    if (other.agent() == peer.agent()) continue;
+    if (other.node() != peer.node() && it->first != peer.rank()) continue;
+    const bool newer = peer.accepted + kAgeMargin >= other.accepted;
+    const std::string what =
+        it->first == peer.rank() ? fmt::format("rank {}", peer.rank()) : "node name " + peer.node();
+    const Peer& winner = newer ? peer : other;
+    const std::string reason =
+        fmt::format("{} is claimed by {} and by {}: the latter is newer and takes part", what,
+                    newer ? NameOf(other.node(), other.rank(), other.join.data())
+                          : NameOf(peer.node(), peer.rank(), peer.join.data()),
+                    NameOf(winner.node(), winner.rank(), winner.join.data()));
+    Log(Severity::kError, reason);
+    const Peer& loser = newer ? other : peer;
+    Reject(loser, reason, true);
+    refused_attempts_[loser.agent()] = loser.attempt();
+    if (!newer) return false;
+    holdings_.RemoveNode(other.node());
+    members_.erase(it);
+    return ResolveDuplicates(peer);
   }
-  const auto same_rank = members_.find(peer.rank());
-  if (same_rank == members_.end() || same_rank->second.agent() == peer.agent()) return true;
-  const Peer& loser = same_rank->second;
-  const std::string reason =
-      fmt::format("rank {} is claimed by {} and, later, by {}: the later one takes part",
-                  peer.rank(), NameOf(loser.node(), loser.rank(), loser.join.data()),
-                  NameOf(peer.node(), peer.rank(), peer.join.data()));
-  Log(Severity::kError, reason);
-  Reject(loser, reason, true);
-  refused_attempts_[loser.agent()] = loser.attempt();
-  holdings_.RemoveNode(loser.node());
-  members_.erase(same_rank);
   return true;
 }
 
@@ -332,6 +339,7 @@ void CoordinatorMachine::Impl::SendRunStart(const Peer& peer, bool continued) {
   };
   for (const auto& [rank, member] : members_) add(member, false);
   for (const auto& [node, holder] : holders_) add(holder, true);
+  for (const auto& [rank, stranger] : pending_) add(stranger, true);
   SendTo(peer, std::move(message));
 }
 
@@ -343,16 +351,25 @@ void CoordinatorMachine::Impl::TellMembers() {
 
 void CoordinatorMachine::Impl::RunJoin(Peer peer) {
   Peer* member = FindMemberByAgent(peer.agent());
-  if (!peer.in_run().none() && (peer.in_run() != run_ || member == nullptr)) {
+  for (auto& [rank, other] : members_) {
+    // A host that lost even its state directory is the same host still.
+    if (member == nullptr && other.node() == peer.node()) member = &other;
+  }
+  const bool same_agent = member != nullptr && member->agent() == peer.agent();
+  if (member != nullptr && !same_agent && member->connected) {
+    Reject(peer, fmt::format("node name {} is used by another agent", peer.node()), true);
+    return;
+  }
+  if (!peer.in_run().none() && (peer.in_run() != run_ || !same_agent)) {
     SendRunEnded(peer.connection, peer.in_run(), "another run of the job has begun");
     AddHolder(std::move(peer));
     return;
   }
-  if (member != nullptr && peer.attempt() == member->attempt() && peer.rank() == member->rank()) {
+  if (same_agent && peer.attempt() == member->attempt() && peer.rank() == member->rank()) {
     Rejoin(member, std::move(peer));
     return;
   }
-  if (member != nullptr && peer.attempt() < member->attempt()) {
+  if (same_agent && peer.attempt() < member->attempt()) {
     Reject(peer, "a newer attempt of this agent is part of the run", true);
     return;
   }
@@ -361,13 +378,24 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
     GatherJoin(std::move(peer));
     return;
   }
-  // A stranger: the run ends only when all ranks have come anew.
+  // A stranger: the run ends only when all ranks have come anew. What it has may serve until then.
+  ForgetAgent(peer.agent(), peer.connection);
+  holders_.erase(peer.node());
+  holdings_.SetNode(peer.node(), job(), peer.join.inventory());
   const Rank rank = peer.rank();
   const uint32_t nodes = peer.join.settings().world().nodes();
+  if (const auto earlier = pending_.find(rank); earlier != pending_.end()) {
+    holdings_.RemoveNode(earlier->second.node());
+  }
   pending_[rank] = std::move(peer);
   SetProblem("stranger", fmt::format("node {} wants rank {} of the job while its run goes on",
                                      pending_[rank].node(), rank));
-  if (pending_.size() == nodes) EndRun("all ranks have come with a new replicator.yaml");
+  if (pending_.size() == nodes) {
+    EndRun("all ranks have come with a new replicator.yaml");
+    return;
+  }
+  TellMembers();
+  if (waiting_for_holders_) Decide();
 }
 
 void CoordinatorMachine::Impl::Rejoin(Peer* member, Peer peer) {

@@ -55,6 +55,7 @@ class CoordinatorMachine::Impl {
     int failures = 0;       // own failures to prepare, not a source's
     Instant heard;
     Instant joined;
+    Instant accepted;  // its yaml
 
     const std::string& node() const { return join.node(); }
     Rank rank() const { return join.rank(); }

@@ -59,6 +59,7 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
   };
   for (const auto& [rank, peer] : members_) add(peer);
   for (const auto& [node, peer] : holders_) add(peer);
+  for (const auto& [rank, peer] : pending_) add(peer);
   return question;
 }
 
@@ -71,6 +72,7 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   }
   for (const auto& [rank, peer] : members_) absent.erase(peer.node());
   for (const auto& [node, peer] : holders_) absent.erase(node);
+  for (const auto& [rank, peer] : pending_) absent.erase(peer.node());
   if (absent.empty()) return false;
   if (!waiting_for_holders_) {
     Log(Severity::kInfo,

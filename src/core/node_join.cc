@@ -157,6 +157,7 @@ void NodeMachine::Impl::SendJoin() {
   if (!holding_) {
     join->set_rank(config_->rank);
     *join->mutable_attempt() = state_.attempt();
+    join->set_attempt_age_ms(static_cast<uint64_t>(ToMillis(now_ - accepted_at_)));
     *join->mutable_settings() = SettingsOf(*config_);
     if (InRun()) *join->mutable_in_run() = state_.run();
     join->set_released(Released());
