@@ -80,8 +80,8 @@ class Bench:
         crosses = copies > 1
         values = {}
         if crosses:
-            values["iperf_gb_s"] = machine.iperf_crossing(
-                cluster_lib.free_port, self.o.iperf_seconds) / 1e9
+            one_way, both_ways = machine.iperf(cluster_lib.free_port(), self.o.iperf_seconds)
+            values |= {"iperf_gb_s": one_way / 1e9, "iperf_bidir_gb_s": both_ways / 1e9}
         room = int(NODES * self.size * 1.06)
         self.ballast.release(room)
         paths = job.write(step, writer)
@@ -93,7 +93,7 @@ class Bench:
         begin = time.monotonic()
         with machine.VolumeSampler(mounts) as sampler:
             seconds = job.finish(step, paths)
-            settled = job.wait_used([copies * written] * NODES)
+            settled = job.wait_held(written, (copies - 1) * written)
         wall = time.monotonic() - begin
         time.sleep(0.3)
         busy_after, stolen_after = machine.machine_ticks()
@@ -135,10 +135,15 @@ class Bench:
         busy_after, stolen_after = machine.machine_ticks()
         links = [os.path.join(n.volume, str(step)) for n in cluster.nodes]
         written = client.tree_bytes(os.path.realpath(links[0]))
-        values = {"hash_pass_s": self.hash_pass(links)}
-        rebuilt = job.wait_used([2 * written] * NODES)
+        values = {}
+        rebuilt = job.wait_held(written, written)
         if lost is not None:
             values["redundancy_rebuilt_after_s"] = rebuilt
+        values["hash_pass_s"] = self.hash_pass(links)
+        for node in cluster.nodes:
+            phases = node.status()["restore"]
+            values[f"{node.name}_s"] = [round(phases[f"seconds_to_{p}"], 4)
+                                        for p in ("decision", "prepared", "release")]
         self.emit(line, run, seconds=seconds, bytes=written, lost=lost, **values,
                   agents_cpu_s=agents, others_cores=(busy_after - busy - agents) / wall,
                   stolen_s=stolen_after - stolen)
@@ -248,7 +253,7 @@ def head(o):
             "command": os.environ.get("TIERKEEP_BENCH_COMMAND", shlex.join(sys.argv)),
             "commit": done.stdout.strip() or "unknown", "machine": machine.describe(),
             "nodes": NODES, "size_mib": o.size_mib, "runs": o.runs, "huge": "within_size",
-            "iperf3": "-P 4, one client and server for each direction at once"}
+            "iperf3": "-P 4, one way and --bidir"}
 
 
 def main(argv):

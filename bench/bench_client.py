@@ -6,7 +6,6 @@ One `Job` plays the processes of all nodes of a cluster, for framework `orbax`, 
 import concurrent.futures
 import os
 import re
-import shutil
 import threading
 import time
 
@@ -220,18 +219,21 @@ class Job:
             watch.close()
         return max(seen.values())
 
-    def wait_used(self, sizes, limit=60.0):
-        """Waits until each mount holds as much as `sizes` says, within 3 %; returns seconds."""
+    def wait_held(self, own, peer, limit=60.0):
+        """Waits until each node's agent holds `own` and `peer` bytes in shards whose manifests
+        are there, and its mount holds no more than these; returns seconds."""
         start = time.monotonic()
-        while any(abs(machine.used(n.mount) - s) > 0.03 * s + 4 * MIB
-                  for n, s in zip(self.nodes, sizes, strict=True)):
+        waiting = list(self.nodes)
+        while waiting:
+            node = waiting[0]
+            store = node.status()["store"]
+            if (store["own_bytes"], store["peer_bytes"]) == (own, peer) and machine.used(
+                    node.mount) <= 1.02 * (own + peer) + 4 * MIB:
+                waiting.pop(0)
+                continue
             if time.monotonic() - start > limit:
-                raise self._late("the volumes to settle at " + str(
-                    [f"{s / MIB:.0f} MiB" for s in sizes]) + ", they hold " + str(
-                        [f"{machine.used(n.mount) / MIB:.0f}" for n in self.nodes]), limit)
-            time.sleep(0.02)
+                raise self._late(f"{node.name} to hold {own} and {peer} bytes, it holds "
+                                 f"{store['own_bytes']} and {store['peer_bytes']}, its mount "
+                                 f"{machine.used(node.mount)}", limit)
+            time.sleep(0.05)
         return time.monotonic() - start
-
-
-def remove(path):
-    shutil.rmtree(path, ignore_errors=True)

@@ -178,36 +178,28 @@ def hash_pass(program, directories):
     return json.loads(done.stdout)["seconds"]
 
 
-def iperf_crossing(port_of, seconds=1, streams=4):
-    """Bytes a second of two `iperf3 -P 4` at once, one each way over loopback, added up.
+def iperf(port, seconds=1, streams=4):
+    """Bytes a second of `iperf3 -P 4` over loopback as (one way, both ways at once added up).
 
-    `port_of()` gives a free port. iperf3 sends the same data again and checks nothing, so it is
-    what this machine's TCP can do for a program that does no work of its own.
+    iperf3 sends the same data again and again and checks nothing, so it is what this machine's
+    TCP can do for a program that does no work of its own.
     """
-    servers, clients = [], []
-    try:
-        for _ in range(2):
-            port = port_of()
-            servers.append(subprocess.Popen(
-                ["iperf3", "-s", "-1", "--forceflush", "-B", "127.0.0.1", "-p", str(port)],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-            servers[-1].port = port
-        for server in servers:
-            for line in server.stdout:
-                if "listening" in line.lower():
-                    break
-            else:
+    rates = []
+    for more in ([], ["--bidir"]):
+        server = subprocess.Popen(
+            ["iperf3", "-s", "-1", "--forceflush", "-B", "127.0.0.1", "-p", str(port)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            if not any("listening" in line.lower() for line in server.stdout):
                 raise RuntimeError("iperf3 -s ended")
-        for server, reverse in zip(servers, ([], ["-R"]), strict=True):
-            clients.append(subprocess.Popen(
-                ["iperf3", "-c", "127.0.0.1", "-p", str(server.port), "-P", str(streams), "-t",
-                 str(seconds), "-J", *reverse], stdout=subprocess.PIPE, text=True))
-        total = 0.0
-        for client in clients:
-            text, _ = client.communicate(timeout=seconds + 30)
-            total += json.loads(text)["end"]["sum_received"]["bits_per_second"] / 8
-        return total
-    finally:
-        for process in clients + servers:
-            process.kill()
-            process.wait()
+            done = subprocess.run(
+                ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-P", str(streams), "-t",
+                 str(seconds), "-J", *more], check=True, capture_output=True, text=True,
+                timeout=seconds + 30)
+        finally:
+            server.kill()
+            server.communicate()
+        end = json.loads(done.stdout)["end"]
+        rates.append(sum(end[k]["bits_per_second"] / 8
+                         for k in ("sum_received", "sum_received_bidir_reverse") if k in end))
+    return tuple(rates)
