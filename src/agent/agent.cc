@@ -1,6 +1,7 @@
 #include "agent/agent.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <malloc.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -56,6 +57,15 @@ std::string RandomToken(RandomSource& random) {
   return token;
 }
 
+Status LockAlone(int fd, const std::string& what) {
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return OkStatus();
+  return Error(
+      Code::kFailedPrecondition,
+      fmt::format("another agent uses {}: give each agent of this host its own --state-dir and "
+                  "--mount",
+                  what));
+}
+
 // All parts of one agent, in the order in which they are made; destroyed in reverse.
 class Agent {
  public:
@@ -87,6 +97,7 @@ class Agent {
   Logger logger_;
   std::shared_ptr<Dir> state_dir_;
   int state_lock_ = -1;
+  int mount_lock_ = -1;
   std::shared_ptr<Dir> mount_;
   std::shared_ptr<TlsContext> tls_;
   std::unique_ptr<WorkerPool> pool_;
@@ -109,6 +120,7 @@ Agent::~Agent() {
   node_.reset();
   control_.reset();
   data_server_.reset();
+  if (mount_lock_ >= 0) ::close(mount_lock_);
   if (state_lock_ >= 0) ::close(state_lock_);
 }
 
@@ -147,12 +159,11 @@ Status Agent::OpenState() {
   const std::string lock = settings_.state_dir + "/lock";
   state_lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (state_lock_ < 0) return ErrnoError(errno, "open " + lock);
-  if (::flock(state_lock_, LOCK_EX | LOCK_NB) != 0) {
-    return Error(Code::kFailedPrecondition,
-                 "another agent uses state-dir " + settings_.state_dir +
-                     ": give each agent of this host its own --state-dir and --mount");
-  }
-  return OkStatus();
+  TK_RETURN_IF_ERROR(LockAlone(state_lock_, "state-dir " + settings_.state_dir));
+  // The store is swept when it is opened: what another agent is receiving would go.
+  mount_lock_ = ::open(settings_.mount.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (mount_lock_ < 0) return ErrnoError(errno, "open mount " + settings_.mount);
+  return LockAlone(mount_lock_, "mount " + settings_.mount);
 }
 
 Status Agent::OpenTiers() {

@@ -35,26 +35,25 @@ control::Inventory InventoryOf(const Store& store) {
   return out;
 }
 
+// As core/events.h spells it: the machine tells actions apart by these names.
 std::string ActionName(const NodeAction::Any& action) {
   using A = NodeAction;
-  return std::visit(
-      Overloaded{
-          [](const A::PersistState&) { return "saving the agent's state"; },
-          [](const A::RemoveConfig&) { return "removing replicator.yaml"; },
-          [](const A::CleanVolume&) { return "cleaning the volume"; },
-          [](const A::WritePrerestore&) { return "writing replicator.prerestore"; },
-          [](const A::PlaceLink&) { return "placing a restore link"; },
-          [](const A::PlaceNoCheckpoint&) { return "placing the no-checkpoint marker"; },
-          [](const A::WriteMeta&) { return "writing a .meta file"; },
-          [](const A::RemoveOtherMetas&) { return "removing old .meta files"; },
-          [](const A::RecordGeneration&) { return "recording a generation"; },
-          [](const A::ForgetGenerations&) { return "removing old generation records"; },
-          [](const A::WriteError&) { return "writing replicator.errors"; },
-          [](const A::WriteFailed&) { return "writing replicator.failed"; },
-          [](const A::Stage&) { return "taking a save from the volume"; },
-          [](const auto&) { return "an action"; },
-      },
-      action);
+  return std::visit(Overloaded{
+                        [](const A::PersistState&) { return "PersistState"; },
+                        [](const A::RemoveConfig&) { return "RemoveConfig"; },
+                        [](const A::CleanVolume&) { return "CleanVolume"; },
+                        [](const A::WritePrerestore&) { return "WritePrerestore"; },
+                        [](const A::PlaceLink&) { return "PlaceLink"; },
+                        [](const A::PlaceNoCheckpoint&) { return "PlaceNoCheckpoint"; },
+                        [](const A::WriteMeta&) { return "WriteMeta"; },
+                        [](const A::RemoveOtherMetas&) { return "RemoveOtherMetas"; },
+                        [](const A::RecordGeneration&) { return "RecordGeneration"; },
+                        [](const A::ForgetGenerations&) { return "ForgetGenerations"; },
+                        [](const A::WriteError&) { return "WriteError"; },
+                        [](const A::WriteFailed&) { return "WriteFailed"; },
+                        [](const auto&) { return "an action"; },
+                    },
+                    action);
 }
 
 // The task that an action would start.

@@ -360,6 +360,11 @@ control::JobStatus CoordinatorMachine::Impl::status() const {
       status.set_state("gathering");
       break;
   }
+  if (state_ == State::kRestoring || state_ == State::kRunning) {
+    for (const auto& [rank, peer] : members_) {
+      if (!peer.connected) status.add_missing_ranks(rank);
+    }
+  }
   if (committed_) {
     *status.mutable_last_committed() = *committed_;
     status.mutable_last_committed()->clear_shards();

@@ -10,6 +10,11 @@
 #include "core/node_impl.h"
 
 namespace tierkeep {
+namespace {
+
+constexpr std::string_view kUnreachable = "The coordinator can't be reached: ";
+
+}  // namespace
 
 // ---- the coordinator -------------------------------------------------------------------------
 
@@ -110,6 +115,12 @@ void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorLost& e) {
 void NodeMachine::Impl::LinkLost(const std::string& why) {
   if (link_ == Link::kUp && !why.empty()) {
     Log(Severity::kWarning, "The connection to the coordinator is lost: " + why);
+  }
+  if (link_ != Link::kUp && !why.empty()) {
+    // Said once for each reason, however often it is tried.
+    std::string text = std::string(kUnreachable) + why;
+    if (text != last_error_) Log(Severity::kWarning, text);
+    last_error_ = std::move(text);
   }
   const bool was_up = link_ == Link::kUp;
   link_ = Link::kNone;
@@ -237,6 +248,7 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   Persist();
   Do(NodeAction::UseMembers{members_});
   entered_ = true;
+  if (last_error_.starts_with(kUnreachable)) last_error_.clear();
   pause_ = {};
   Disarm(kLocateTimer);
   if (m.continued() && Released()) {
