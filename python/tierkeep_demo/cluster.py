@@ -136,6 +136,13 @@ class Node:
         self._drop_ram()
         self._make_ram()
 
+    def lose_and_return(self):
+        """The agent is killed, the RAM is gone, and an agent starts there again."""
+        self.kill()
+        self.wipe_ram()
+        self.start()
+        self.wait_ready()
+
     def ram_used(self):
         """Bytes of file data on the mount now."""
         used = 0

@@ -55,11 +55,3 @@ def pytest_runtest_setup(item):
     broken_by = getattr(item.parent, "broken_by", None)
     if broken_by:
         pytest.fail(f"not run: the journey ended when {broken_by} failed", pytrace=False)
-
-
-def lose_node(node):
-    """The node's agent is killed, its RAM is gone, and an agent starts there again."""
-    node.kill()
-    node.wipe_ram()
-    node.start()
-    node.wait_ready()

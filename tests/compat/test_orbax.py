@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from conftest import lose_node
 from tierkeep_demo import job as job_lib
 from tierkeep_demo import status as status_lib
 
@@ -83,7 +82,7 @@ class TestTwoSlices:
     @pytest.mark.parametrize("lost", [1, 0])
     def test_lost_volume_comes_back_from_the_twin(self, journey, lost):
         node = journey.cluster.nodes[lost]
-        lose_node(node)
+        node.lose_and_return()
         journey.run()
         assert pulled(node) > 0
 
@@ -117,7 +116,7 @@ class TestOneSlice:
 
     def test_lost_volume_comes_back_from_a_peers_copy(self, journey):
         node = journey.cluster.nodes[1]
-        lose_node(node)
+        node.lose_and_return()
         journey.run()
         assert pulled(node) > 0
 
@@ -126,7 +125,7 @@ class TestLargeState:
     """The next save begins while the one before is still being replicated."""
 
     JOB = "large"
-    OPTIONS = ["--slices", "2", "--state-mib", "192"]
+    OPTIONS = ["--slices", "2", "--state-mib", "128"]
 
     def test_save_while_replicating(self, journey):
         job = journey.start("--saves", "4")

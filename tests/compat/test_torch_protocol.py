@@ -9,7 +9,6 @@ import random
 
 import pytest
 
-from conftest import lose_node
 from tierkeep_demo import bitflip
 from tierkeep_demo import status as status_lib
 from tierkeep_demo import volume as volume_lib
@@ -109,7 +108,7 @@ def test_restart_restores_the_newest(client):
 @pytest.mark.parametrize("lost", [1, 0, 2])
 def test_lost_node_gets_its_data_from_a_peer(client, lost):
     node = client.cluster.nodes[lost]
-    lose_node(node)
+    node.lose_and_return()
     client.restart()
     size = sum(len(x) for x in shard(client.seed, client.saved, lost).values())
     assert status_lib.bytes_pulled(node.status()) >= size
