@@ -10,9 +10,6 @@
 namespace tierkeep {
 namespace {
 
-// Ages come over the network; closer than this the later arrival counts as the newer one.
-constexpr Duration kAgeMargin = 1s;
-
 std::string NameOf(const std::string& node, Rank rank, const control::Address& address) {
   return fmt::format("node {} (rank {}, {})", node, rank, address.host());
 }
@@ -142,7 +139,7 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
     const Peer& other = it->second;
     if (other.agent() == peer.agent()) continue;
     if (other.node() != peer.node() && it->first != peer.rank()) continue;
-    const bool newer = peer.accepted + kAgeMargin >= other.accepted;
+    const bool newer = peer.accepted >= other.accepted;
     const std::string what =
         it->first == peer.rank() ? fmt::format("rank {}", peer.rank()) : "node name " + peer.node();
     const Peer& winner = newer ? peer : other;
@@ -279,6 +276,7 @@ void CoordinatorMachine::Impl::WriteRun() {
   } else {
     run_ = {sequence, DeriveNonce(options_.run_nonce, runs_started_)};
   }
+  previous_run_ = FromProto(record_.run());
   writing_ = OwnRecord();
   writing_.set_epoch(epoch + 1);
   *writing_.mutable_run() = ToProto(run_);

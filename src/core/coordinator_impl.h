@@ -190,6 +190,7 @@ class CoordinatorMachine::Impl {
   // The run.
   control::JobSettings settings_;
   RunId run_;
+  RunId previous_run_;  // of the rendezvous, before this one
   Epoch epoch_ = 0;
   bool continuing_ = false;
   uint64_t runs_started_ = 0;

@@ -63,21 +63,30 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
   return question;
 }
 
-// Nodes of the run before that are neither members nor here as holders may have the only copy.
+// Nodes of earlier runs that are neither members nor here as holders may have the only copy. A run
+// in the rendezvous that nobody here has heard of has such nodes too.
 bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
-  if (!answer.better_may_exist || waited_for_holders_) return false;
+  if (waited_for_holders_) return false;
   std::set<std::string> absent;
-  for (const auto& [rank, peer] : members_) {
+  uint64_t newest_run = 0;
+  const auto look = [&](const Peer& peer) {
+    newest_run = std::max<uint64_t>(newest_run, peer.join.highest_run().sequence());
     absent.insert(peer.join.previous_nodes().begin(), peer.join.previous_nodes().end());
-  }
-  for (const auto& [rank, peer] : members_) absent.erase(peer.node());
+  };
+  for (const auto& [rank, peer] : members_) look(peer);
+  for (const auto& [node, peer] : holders_) look(peer);
+  for (const auto& [rank, peer] : pending_) look(peer);
+  for (const std::string& node : NodesByRank()) absent.erase(node);
   for (const auto& [node, peer] : holders_) absent.erase(node);
   for (const auto& [rank, peer] : pending_) absent.erase(peer.node());
-  if (absent.empty()) return false;
+  const bool unknown_run = previous_run_.sequence > newest_run;
+  if (!unknown_run && (absent.empty() || !answer.better_may_exist)) return false;
   if (!waiting_for_holders_) {
     Log(Severity::kInfo,
-        fmt::format("Waiting up to {} for node {}, which may hold a newer checkpoint",
-                    FormatDuration(options_.timings.holder_grace), *absent.begin()));
+        fmt::format("Waiting up to {} for {}, which may hold a newer checkpoint",
+                    FormatDuration(options_.timings.holder_grace),
+                    absent.empty() ? "a node of run " + previous_run_.ToString()
+                                   : "node " + *absent.begin()));
     Arm(kHolderTimer, options_.timings.holder_grace);
   }
   waiting_for_holders_ = true;

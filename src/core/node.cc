@@ -23,6 +23,7 @@ NodeMachine::Impl::Impl(NodeOptions options) : options_(std::move(options)) {}
 NodeActions NodeMachine::Impl::Step(Instant now, const NodeEvent::Any& event) {
   now_ = now;
   TK_CHECK(started_ || std::holds_alternative<NodeEvent::Started>(event));
+  if (!std::holds_alternative<NodeEvent::BatchFailed>(event)) releasing_ = false;
   std::visit([this](const auto& e) { Handle(e); }, event);
   for (std::string& text : std::exchange(errors_, {})) {
     Do(NodeAction::WriteError{std::move(text)});
@@ -189,6 +190,9 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
     undo_.reset();
   }
   for (const TaskId task : e.skipped) {
+    // Not deleted: the next commit finds them again.
+    for (auto& shard : deleting_[task]) shards_.emplace(DigestOf(shard), std::move(shard));
+    deleting_.erase(task);
     const Error error = e.error.With("not started");
     if (staging_.count(task) != 0) Handle(NodeEvent::StageFailed{task, error});
     if (const auto fetch = fetch_tasks_.find(task); fetch != fetch_tasks_.end()) {
@@ -197,19 +201,21 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
       FetchDone(digest, error, {}, 0);
     }
   }
-  const bool for_release = e.action == "RemoveConfig" || e.action == "WritePrerestore" ||
-                           e.action == "PlaceLink" || e.action == "PlaceNoCheckpoint";
+  // What comes after the links (metas, errors) doesn't matter to the job.
+  const bool for_release = e.action == "PersistState" || e.action == "RemoveConfig" ||
+                           e.action == "WritePrerestore" || e.action == "PlaceLink" ||
+                           e.action == "PlaceNoCheckpoint";
   if (e.action == "WriteFailed") {
     // The client must at least not wait for its yaml to go.
     if (config_stands_) RemoveConfig();
     Log(Severity::kError, text);
   } else if (phase_ == Phase::kFailed || phase_ == Phase::kIdle) {
     Log(Severity::kError, text);
-  } else if (config_ && (!Released() || (for_release && !stopping_))) {
+  } else if (config_ && (!Released() || (releasing_ && for_release))) {
     // The job is not running yet, and can't be started.
     Fail(text);
   } else {
-    WriteError(text);
+    if (e.action != "WriteError") WriteError(text);
     if (e.action == "PersistState") Arm(kPersistTimer, options_.timings.retry_pause);
   }
 }

@@ -228,6 +228,9 @@ class NodeMachine::Impl {
   std::map<TaskId, StageWork> staging_;
   std::optional<control::GenerationRecord> committed_;
 
+  // Shards whose deletion isn't certain to have begun.
+  std::map<TaskId, std::vector<control::ShardInfo>> deleting_;
+
   // What a failed commit batch must take back.
   struct CommitUndo {
     std::map<Blake3, control::ShardInfo> shards;
@@ -242,6 +245,7 @@ class NodeMachine::Impl {
   uint64_t commits_ = 0;
   uint64_t dropped_messages_ = 0;
   bool stopping_ = false;
+  bool releasing_ = false;  // in the last Step
 };
 
 }  // namespace tierkeep

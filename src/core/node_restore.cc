@@ -101,6 +101,7 @@ void NodeMachine::Impl::OnRelease(const control::Release& m) {
 void NodeMachine::Impl::PlaceAll() {
   const control::RestoreChoice& choice = state_.restored();
   const uint32_t workers = config_->world.workers_per_node;
+  releasing_ = true;
   RemoveConfig();
   if (choice.none()) {
     Do(NodeAction::WritePrerestore{std::nullopt});
@@ -118,16 +119,15 @@ void NodeMachine::Impl::PlaceAll() {
       Do(NodeAction::PlaceLink{{config_->job, step, config_->rank, worker},
                                DigestOf(shard_of(worker))});
     }
-    state_.set_links_placed(true);
-    Persist();
     for (Worker worker = 0; worker < workers; ++worker) {
       Do(NodeAction::WriteMeta{{config_->job, step, config_->rank, worker},
                                shard_of(worker).volume_name()});
     }
-    return;
   }
   state_.set_links_placed(true);
-  Persist();
+  // In a Step of its own: this batch has one PersistState at most, so that it is known whether the
+  // job was released when one fails.
+  Arm(kPersistTimer, Duration{});
 }
 
 }  // namespace tierkeep

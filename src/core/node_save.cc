@@ -399,17 +399,19 @@ void NodeMachine::Impl::DropSave(const SaveKey& which) {
 }
 
 void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::string> staged) {
+  const TaskId task = NewTask();
   for (const Blake3& digest : digests) {
-    shards_.erase(digest);
+    if (auto shard = shards_.extract(digest)) deleting_[task].push_back(std::move(shard.mapped()));
     checked_.erase(digest);
   }
   std::erase_if(cancelled_pulls_, [&](const auto& entry) {
     return std::find(digests.begin(), digests.end(), DigestOf(entry.second)) != digests.end();
   });
-  Do(NodeAction::DeleteShards{NewTask(), std::move(digests), std::move(staged)});
+  Do(NodeAction::DeleteShards{task, std::move(digests), std::move(staged)});
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
+  deleting_.erase(e.task);
   if (undo_ && undo_->task == e.task) undo_.reset();
 }
 
