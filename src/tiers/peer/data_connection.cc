@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "base/log.h"
 #include "format/manifest.h"
 
 namespace tierkeep {
@@ -27,7 +28,7 @@ Result<uint64_t> DataConnection::Ask(const DataRequest& request) {
   if (response.code == Code::kOk) return response.body_bytes;
   std::string text(response.text_bytes, '\0');
   TK_RETURN_IF_ERROR(stream_->ReadExactly(std::as_writable_bytes(std::span(text))));
-  return Error(response.code, "the peer answers: " + text);
+  return Error(response.code, "the peer answers: " + EscapeForLog(text));
 }
 
 Result<std::string> DataConnection::FetchManifest(const Blake3& digest) {
