@@ -453,16 +453,20 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
                      FromProto(committed_->save()) == FromProto(record.save());
   const TaskId task = next_task_;
   undo_ = CommitUndo{shards_, generations_, saves_, committed_, task};
+  bool whole = true;
   for (const std::string& digest : m.keep()) {
     if (shards_.count(FixedFromProto<Blake3>(digest)) != 0) continue;
+    whole = false;
     WriteError(
         fmt::format("a shard of the committed step {} is no longer here", record.save().step()));
   }
   Do(NodeAction::RecordGeneration{record});
   if (!again) {
     ++commits_;
-    Log(Severity::kInfo,
-        fmt::format("All files were replicated globally for step {}", record.save().step()));
+    if (whole) {
+      Log(Severity::kInfo,
+          fmt::format("All files were replicated globally for step {}", record.save().step()));
+    }
   }
   control::Envelope message = NewMessage();
   *message.mutable_commit_recorded()->mutable_run() = record.save().run();
