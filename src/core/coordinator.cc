@@ -61,15 +61,9 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
   const bool others = e.record && !IsOurs(found) && found.epoch() > epoch_;
   if (write_in_flight_) return;  // its outcome comes first
   if (state_ == State::kGathering && others) {
-    // Somebody else gathers this job now. While nobody has come to us, we may be the newer one.
-    const bool alone =
-        members_.empty() ||
-        (members_.size() == 1 && members_.begin()->second.connection == kLocalConnection);
-    if (!alone || contests_ > 0) {
-      StandDown(fmt::format("node {} coordinates the job now", found.node()));
-      return;
-    }
-    ++contests_;
+    // Somebody else gathers this job now; of two claims to a rank, that one picks the newer.
+    StandDown(fmt::format("node {} coordinates the job now", found.node()));
+    return;
   }
   record_ = found;
   version_ = e.version;

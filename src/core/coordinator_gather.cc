@@ -264,6 +264,10 @@ control::JobSettings CoordinatorMachine::Impl::AgreedSettings() {
 }
 
 void CoordinatorMachine::Impl::WriteRun() {
+  // A run that this machine began and never released has no checkpoints: the one before it counts.
+  if (FromProto(record_.run()) != run_ || released_run_ == run_) {
+    previous_run_ = FromProto(record_.run());
+  }
   uint64_t sequence = WallMillis(wall_ + (now_ - started_));
   Epoch epoch = std::max<Epoch>(epoch_, record_.epoch());
   for (const auto& [rank, peer] : members_) {
@@ -276,7 +280,6 @@ void CoordinatorMachine::Impl::WriteRun() {
   } else {
     run_ = {sequence, DeriveNonce(options_.run_nonce, runs_started_)};
   }
-  previous_run_ = FromProto(record_.run());
   writing_ = OwnRecord();
   writing_.set_epoch(epoch + 1);
   *writing_.mutable_run() = ToProto(run_);
@@ -442,7 +445,6 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   committed_keep_.clear();
   commit_open_.clear();
   problems_.clear();
-  contests_ = 1;  // who has coordinated a run doesn't contest a newer record
   for (const Timer timer : {kHolderTimer, kPrepareTimer, kKeepTimer, kRetryTimer, kCommitTimer}) {
     Disarm(timer);
   }

@@ -176,7 +176,6 @@ class CoordinatorMachine::Impl {
   std::string version_;
   control::RendezvousRecord writing_;
   bool write_in_flight_ = false;
-  int contests_ = 0;
 
   // Who is who.
   std::map<Rank, Peer> members_;  // fresh joins while gathering; then the run's
@@ -191,6 +190,7 @@ class CoordinatorMachine::Impl {
   control::JobSettings settings_;
   RunId run_;
   RunId previous_run_;  // of the rendezvous, before this one
+  RunId released_run_;  // the last one that this machine saw released
   Epoch epoch_ = 0;
   bool continuing_ = false;
   uint64_t runs_started_ = 0;

@@ -68,9 +68,10 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
 bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   if (waited_for_holders_) return false;
   std::set<std::string> absent;
-  uint64_t newest_run = 0;
+  bool known = previous_run_.none();
   const auto look = [&](const Peer& peer) {
-    newest_run = std::max<uint64_t>(newest_run, peer.join.highest_run().sequence());
+    known = known || FromProto(peer.join.highest_run()) == previous_run_ ||
+            peer.join.last_run().sequence() >= previous_run_.sequence;
     absent.insert(peer.join.previous_nodes().begin(), peer.join.previous_nodes().end());
   };
   for (const auto& [rank, peer] : members_) look(peer);
@@ -79,14 +80,12 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   for (const std::string& node : NodesByRank()) absent.erase(node);
   for (const auto& [node, peer] : holders_) absent.erase(node);
   for (const auto& [rank, peer] : pending_) absent.erase(peer.node());
-  const bool unknown_run = previous_run_.sequence > newest_run;
-  if (!unknown_run && (absent.empty() || !answer.better_may_exist)) return false;
+  if (known && (absent.empty() || !answer.better_may_exist)) return false;
   if (!waiting_for_holders_) {
-    Log(Severity::kInfo,
-        fmt::format("Waiting up to {} for {}, which may hold a newer checkpoint",
-                    FormatDuration(options_.timings.holder_grace),
-                    absent.empty() ? "a node of run " + previous_run_.ToString()
-                                   : "node " + *absent.begin()));
+    Log(Severity::kInfo, fmt::format("Waiting up to {} for {}, which may hold a newer checkpoint",
+                                     FormatDuration(options_.timings.holder_grace),
+                                     absent.empty() ? "a node of run " + previous_run_.ToString()
+                                                    : "node " + *absent.begin()));
     Arm(kHolderTimer, options_.timings.holder_grace);
   }
   waiting_for_holders_ = true;

@@ -24,6 +24,7 @@ bool CoordinatorMachine::Impl::AllConnected() const {
 
 void CoordinatorMachine::Impl::StartRunning() {
   state_ = State::kRunning;
+  released_run_ = run_;
   next_number_ = 1;
   for (const auto& [node, records] : holdings_.records()) {
     for (const auto& record : records) {
@@ -147,7 +148,11 @@ void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot) {
     for (const Blake3& digest : digests) {
       if (holdings_.Find(digest) != nullptr) continue;
       if (protection.rebuild) {
-        FailTry(&protection, "the last copy of a shard is gone", /*final=*/true);
+        FailTry(&protection,
+                protection.plan.copies_needed
+                    ? "the last copy of a shard is gone"
+                    : "a replica's own copy is gone; its equals hold the data until the next save",
+                /*final=*/true);
       } else {
         Apply(matcher_->DropActive("a node lost it before there was a copy"));
       }
@@ -218,8 +223,8 @@ void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
 
 void CoordinatorMachine::Impl::FailTry(Protection* protection, const std::string& why, bool final) {
   const uint64_t step = protection->record.save().step();
-  Log(Severity::kError, fmt::format("Failed: replication for step {}, {}", step, why));
   if (protection->stalled) return;
+  Log(Severity::kError, fmt::format("Failed: replication for step {}, {}", step, why));
   const std::string key = protection->rebuild ? "redundancy" : "unprotected";
   problems_[key] = fmt::format("step {} lacks copies: {}", step, why);
   if (final || ++protection->failed_tries >= options_.timings.keep_tries) {

@@ -83,6 +83,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Received& e) {
     ++dropped_messages_;
     return;
   }
+  heard_ = now_;
   if (!link_local_) Arm(kSilentTimer, options_.timings.silent_after);
   HandleMessage(e.message);
 }

@@ -201,6 +201,7 @@ class NodeMachine::Impl {
   bool link_local_ = false;
   bool ask_rendezvous_ = false;  // our own coordinator has stood down
   bool locating_ = false;
+  Instant heard_{};  // a coordinator's last word
   bool entered_ = false;  // RunStart came over this link
   bool holding_ = false;  // the link is a holder's
   std::string host_;

@@ -27,6 +27,8 @@ void NodeMachine::Impl::Locate() {
   if (link_ != Link::kNone || locating_ || !config_) return;
   const bool here = options_.place == CoordinatorPlace::kHere ||
                     (options_.place == CoordinatorPlace::kRankZero && config_->rank == 0);
+  // The one that ours gave way to is gone: a record is stale only when nobody answers for long.
+  if (ask_rendezvous_ && now_ - heard_ > options_.timings.silent_after) ask_rendezvous_ = false;
   if (here && !ask_rendezvous_) {
     Do(NodeAction::BecomeCoordinator{SettingsOf(*config_), GatherBudget()});
     Do(NodeAction::Connect{"", 0, /*local=*/true});
@@ -206,6 +208,7 @@ void NodeMachine::Impl::OnRejected(const control::Rejected& m) {
   }
   Do(NodeAction::Disconnect{});
   if (link_local_) ask_rendezvous_ = true;
+  heard_ = now_;
   LinkLost(m.reason());
 }
 
@@ -241,9 +244,13 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   state_.set_epoch(m.epoch());
   state_.set_highest_epoch(m.epoch());
   if (state_.highest_run().sequence() < run.sequence) *state_.mutable_highest_run() = m.run();
-  state_.clear_nodes();
+  // Until the release the nodes of the run before may have the only copies: they stay in the list.
+  if (Released()) state_.clear_nodes();
   for (const auto& member : members_) {
-    if (!member.holder()) state_.add_nodes(member.node());
+    const auto& nodes = state_.nodes();
+    if (!member.holder() && std::find(nodes.begin(), nodes.end(), member.node()) == nodes.end()) {
+      state_.add_nodes(member.node());
+    }
   }
   Persist();
   Do(NodeAction::UseMembers{members_});

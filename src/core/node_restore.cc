@@ -88,6 +88,10 @@ void NodeMachine::Impl::OnRelease(const control::Release& m) {
   *state_.mutable_last_restored() = restore_->order.choice();
   state_.set_last_rank(config_->rank);
   *state_.mutable_last_world() = ToProto(config_->world);
+  state_.clear_nodes();
+  for (const auto& member : members_) {
+    if (!member.holder()) state_.add_nodes(member.node());
+  }
   restore_.reset();
   Persist();
   PlaceAll();

@@ -32,8 +32,10 @@ struct TransferPolicy {
   uint64_t request_bytes = 32u << 20;  // most asked for at once; a larger chunk is asked for alone
   uint64_t request_chunks_max = 65'536;  // most chunks asked for at once
   uint32_t streams = 4;                  // connections that will ask for work
-  uint32_t failures_max = 3;
-  Duration backoff_first = 50ms;  // doubled with each failure in a row
+  // Failures in a row after which a source is given up: with the back-off below about three
+  // seconds, in which an agent that restarts is back.
+  uint32_t failures_max = 6;
+  Duration backoff_first = 100ms;  // doubled with each failure in a row
   Duration backoff_max = 2s;
   // A request is late when its next chunk took longer than this beyond four times what the best
   // other source would need.

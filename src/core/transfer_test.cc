@@ -20,6 +20,8 @@ TransferPolicy SmallPolicy() {
   TransferPolicy policy;
   policy.request_bytes = 100;
   policy.streams = 1;
+  policy.failures_max = 3;
+  policy.backoff_first = 50ms;
   return policy;
 }
 
