@@ -69,9 +69,16 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   if (waited_for_holders_) return false;
   std::set<std::string> absent;
   bool known = previous_run_.none();
+  // Whoever was part of the newest run and still has its memory knows what that run committed.
+  uint64_t newest = 0;
+  uint64_t witnessed = 0;
   const auto look = [&](const Peer& peer) {
     known = known || FromProto(peer.join.highest_run()) == previous_run_ ||
             peer.join.last_run().sequence() >= previous_run_.sequence;
+    newest = std::max<uint64_t>(newest, peer.join.last_run().sequence());
+    if (!peer.join.inventory().shards().empty()) {
+      witnessed = std::max<uint64_t>(witnessed, peer.join.last_run().sequence());
+    }
     absent.insert(peer.join.previous_nodes().begin(), peer.join.previous_nodes().end());
   };
   for (const auto& [rank, peer] : members_) look(peer);
@@ -80,7 +87,8 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   for (const std::string& node : NodesByRank()) absent.erase(node);
   for (const auto& [node, peer] : holders_) absent.erase(node);
   for (const auto& [rank, peer] : pending_) absent.erase(peer.node());
-  if (known && (absent.empty() || !answer.better_may_exist)) return false;
+  const bool better_may_exist = answer.better_may_exist || witnessed < newest;
+  if (known && (absent.empty() || !better_may_exist)) return false;
   if (!waiting_for_holders_) {
     Log(Severity::kInfo, fmt::format("Waiting up to {} for {}, which may hold a newer checkpoint",
                                      FormatDuration(options_.timings.holder_grace),
