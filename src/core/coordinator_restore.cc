@@ -69,14 +69,15 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   if (waited_for_holders_) return false;
   std::set<std::string> absent;
   bool known = previous_run_.none();
-  // Whoever was part of the newest run and still has its memory knows what that run committed.
+  // Whoever was part of the newest run and still has a record of it knows what was committed; one
+  // whose memory was lost may have shards again, but no record before the next commit.
   uint64_t newest = 0;
   uint64_t witnessed = 0;
   const auto look = [&](const Peer& peer) {
     known = known || FromProto(peer.join.highest_run()) == previous_run_ ||
             peer.join.last_run().sequence() >= previous_run_.sequence;
     newest = std::max<uint64_t>(newest, peer.join.last_run().sequence());
-    if (!peer.join.inventory().shards().empty()) {
+    if (!peer.join.inventory().generations().empty()) {
       witnessed = std::max<uint64_t>(witnessed, peer.join.last_run().sequence());
     }
     absent.insert(peer.join.previous_nodes().begin(), peer.join.previous_nodes().end());
