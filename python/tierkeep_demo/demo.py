@@ -5,7 +5,8 @@ node lost in the middle: its training process and its agent killed, its RAM wipe
 again, gets its newest checkpoint back and runs to the end. Then the two final states are compared
 byte by byte, and everything that the result rests on is checked.
 
-Exit code: 0 identical, 1 not identical, 3 the run could not prove anything, 2 bad usage.
+Exit code: 0 identical, 1 not identical, 3 the run could not prove anything, 2 bad usage,
+130 interrupted.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from tierkeep_demo import volume_watch
 from tierkeep_demo.terminal import megabytes
 from tierkeep_demo.terminal import seconds
 
-IDENTICAL, DIFFERENT, UNPROVEN = 0, 1, 3
+IDENTICAL, DIFFERENT, UNPROVEN, INTERRUPTED = 0, 1, 3, 130
 RUN_LIMIT_SECONDS = 240
 JOB = "demo"
 
@@ -330,14 +331,14 @@ def main(argv=None):
     code, demo = UNPROVEN, Demo(options, home)
     try:
         code = demo.run()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # SystemExit: another signal (exit_on_signals)
         demo.screen.line("interrupted")
-        code = 130
+        code = INTERRUPTED
     except (cluster_lib.ClusterError, job_lib.JobError, OSError) as error:
         demo.screen.line(demo.screen.bad(str(error)))
     finally:
         demo.screen.clear()
-        if options.keep or code not in (IDENTICAL, DIFFERENT, 130):
+        if options.keep or code == UNPROVEN:
             demo.screen.line(f"  logs and states: {home}")
         else:
             shutil.rmtree(home, ignore_errors=True)
