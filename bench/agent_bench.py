@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import bench_client as client
@@ -79,7 +80,7 @@ class Bench:
         mounts = [n.mount for n in cluster.nodes]
         crosses = copies > 1
         values = {}
-        if crosses:
+        if line == "plain":
             one_way, both_ways = machine.iperf(cluster_lib.free_port(), self.o.iperf_seconds)
             values |= {"iperf_gb_s": one_way / 1e9, "iperf_bidir_gb_s": both_ways / 1e9}
         room = int(NODES * self.size * 1.06)
@@ -206,9 +207,13 @@ class Bench:
     def run(self, out):
         self.out = out
         chosen = self.o.lines
-        work = os.path.join("/tmp", f"tierkeep-ballast-{os.getpid()}")
-        self.ballast = machine.Ballast(work, int(4.4 * self.size) + 256 * MIB,
-                                       self.o.reserve_mib * MIB)
+        # Named and marked as a cluster's work directory is, so that the next cluster removes what
+        # a SIGKILL leaves behind.
+        work = tempfile.mkdtemp(prefix=cluster_lib.PREFIX)
+        with open(os.path.join(work, "owner"), "w", encoding="ascii") as f:
+            f.write(str(os.getpid()))
+        self.ballast = machine.Ballast(os.path.join(work, "ballast"),
+                                       int(4.4 * self.size) + 256 * MIB, self.o.reserve_mib * MIB)
         try:
             self.ballast.fill()
             if {"plain", "restore", "restore-lost", "idle"} & set(chosen):
@@ -220,6 +225,7 @@ class Bench:
                     self.orbax(value_mib)
         finally:
             self.ballast.close()
+            shutil.rmtree(work)
         return self.rows
 
 
