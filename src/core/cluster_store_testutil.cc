@@ -194,10 +194,19 @@ void TestCluster::FinishTask(size_t host, TaskId id) {
   const Task task = h.tasks.at(id);
   h.tasks.erase(id);
   const Error cancelled(Code::kCancelled, "cancelled");
+  const Error injected(Code::kDataLoss, "injected");
+  const auto fails = [&](const char* name) {
+    const auto it = h.fail.find(name);
+    return it != h.fail.end() && it->second > 0 && it->second-- > 0;
+  };
   switch (task.kind) {
     case Task::Kind::kStage: {
       const auto& a = std::get<NodeAction::Stage>(task.action);
       if (task.cancelled) return ToNode(host, NodeEvent::StageFailed{id, cancelled});
+      if (fails("Stage")) {
+        h.staged.erase(a.staged_name);  // a refused save is moved aside
+        return ToNode(host, NodeEvent::StageFailed{id, injected});
+      }
       return ToNode(host, FinishStage(h, a));
     }
     case Task::Kind::kPull: {
@@ -205,6 +214,9 @@ void TestCluster::FinishTask(size_t host, TaskId id) {
       if (task.cancelled) {
         return ToNode(host,
                       NodeEvent::Pulled{id, DigestOf(a.wanted.shard()), cancelled, 0, {}, {}});
+      }
+      if (fails("Pull")) {
+        return ToNode(host, NodeEvent::Pulled{id, DigestOf(a.wanted.shard()), injected, 0, {}, {}});
       }
       return ToNode(host, FinishPull(host, a));
     }

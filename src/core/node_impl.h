@@ -199,9 +199,10 @@ class NodeMachine::Impl {
   // The way to the coordinator.
   Link link_ = Link::kNone;
   bool link_local_ = false;
+  bool run_is_newest_ = false;   // by the rendezvous
   bool ask_rendezvous_ = false;  // our own coordinator has stood down
   bool locating_ = false;
-  Instant heard_{};  // a coordinator's last word
+  Instant heard_{};       // a coordinator's last word
   bool entered_ = false;  // RunStart came over this link
   bool holding_ = false;  // the link is a holder's
   std::string host_;

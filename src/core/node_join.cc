@@ -29,7 +29,8 @@ void NodeMachine::Impl::Locate() {
                     (options_.place == CoordinatorPlace::kRankZero && config_->rank == 0);
   // The one that ours gave way to is gone: a record is stale only when nobody answers for long.
   if (ask_rendezvous_ && now_ - heard_ > options_.timings.silent_after) ask_rendezvous_ = false;
-  if (here && !ask_rendezvous_) {
+  // Going on with a run after a restart: only if no newer one has been begun elsewhere.
+  if (here && !ask_rendezvous_ && (!InRun() || run_is_newest_)) {
     Do(NodeAction::BecomeCoordinator{SettingsOf(*config_), GatherBudget()});
     Do(NodeAction::Connect{"", 0, /*local=*/true});
     link_ = Link::kConnecting;
@@ -70,6 +71,17 @@ void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorLocated& e) {
     return;
   }
   if (!std::exchange(locating_, false)) return;
+  if (InRun() && !run_is_newest_ && link_ == Link::kNone) {
+    run_is_newest_ = !e.record || e.record->run().sequence() <= state_.run().sequence();
+    const bool here = options_.place == CoordinatorPlace::kHere ||
+                      (options_.place == CoordinatorPlace::kRankZero && config_->rank == 0);
+    if (run_is_newest_ && here) {
+      Locate();
+      return;
+    }
+    heard_ = now_;
+    ask_rendezvous_ = ask_rendezvous_ || here;
+  }
   if (!e.record) {
     if (link_ == Link::kNone) LinkLost("");
     return;
@@ -126,7 +138,7 @@ void NodeMachine::Impl::LinkLost(const std::string& why) {
   }
   const bool was_up = link_ == Link::kUp;
   link_ = Link::kNone;
-  entered_ = link_local_ = false;
+  entered_ = link_local_ = run_is_newest_ = false;
   keeps_.clear();  // whoever wants them says so again
   if (holding_) {
     holding_ = false;
@@ -241,6 +253,7 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
     saves_.clear();
   }
   *state_.mutable_run() = m.run();
+  run_is_newest_ = true;
   state_.set_epoch(m.epoch());
   state_.set_highest_epoch(m.epoch());
   if (state_.highest_run().sequence() < run.sequence) *state_.mutable_highest_run() = m.run();
