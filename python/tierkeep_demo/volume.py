@@ -58,8 +58,10 @@ class TorchVolume:
         """Writes `replicator.yaml`, in place and not atomically, as NeMo's client does."""
         self._wait(self._yaml_gone, "an old replicator.yaml to vanish")
         lines = [f"job-name: {job}", "framework: pytorch.distributed", f"node-rank: {rank}",
-                 f"nodes: {nodes}", f"peers-per-node: {peers_per_node}",
-                 f"backup-interval-minutes: {minutes}"]
+                 f"nodes: {nodes}"]
+        if peers_per_node is not None:
+            lines.append(f"peers-per-node: {peers_per_node}")
+        lines.append(f"backup-interval-minutes: {minutes}")
         if peer_ranks is not None:
             lines += ["peer-ranks:"] + [f"- {r}" for r in peer_ranks]
         with open(self._at("replicator.yaml"), "w", encoding="utf-8") as f:

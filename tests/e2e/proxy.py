@@ -124,7 +124,7 @@ class Proxies:
 
     def __init__(self, node, keep=False):
         ports = node.status()["network"]
-        self.control = Proxy(ports["control_port"])
+        self.control = Proxy(ports["control_port"], keep)
         self.data = Proxy(ports["data_port"], keep)
 
     def __enter__(self):
