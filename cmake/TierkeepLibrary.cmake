@@ -62,6 +62,6 @@ function(tierkeep_library name)
     add_dependencies(unit_tests tk_${name}_test)
     include(GoogleTest)
     gtest_discover_tests(tk_${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
-      PROPERTIES LABELS unit TIMEOUT 120)
+      PROPERTIES LABELS unit TIMEOUT ${TIERKEEP_TEST_SECONDS_MAX})
   endif()
 endfunction()
