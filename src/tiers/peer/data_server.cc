@@ -28,13 +28,16 @@ class TcpDataServer : public DataServer {
 
   ~TcpDataServer() override {
     listener_->Shutdown();
-    acceptor_.join();
     service_.Stop();
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
-      for (Connection& c : connections_) c.session->Abort();
       changed_.notify_all();
+    }
+    acceptor_.join();  // no connection comes any more
+    {
+      const std::lock_guard lock(mutex_);
+      for (Connection& c : connections_) c.session->Abort();
     }
     keeper_.join();
     TK_CHECK(connections_.empty());
@@ -61,14 +64,13 @@ class TcpDataServer : public DataServer {
         if (!service_.WaitUntil(service_.clock->Now() + 100ms)) return;
         continue;
       }
-      const std::lock_guard lock(mutex_);
-      if (stopping_) return;
-      if (connections_.size() >= connections_max_) {
-        ++service_.rejected;
-        service_.logger.Warning("data port: more than {} connections, one closed",
+      std::unique_lock lock(mutex_);
+      if (connections_.size() >= connections_max_ && !stopping_) {
+        service_.logger.Warning("data port: {} connections are open, further ones wait",
                                 connections_max_);
-        continue;
+        changed_.wait(lock, [this] { return stopping_ || connections_.size() < connections_max_; });
       }
+      if (stopping_) return;
       Connection& c = connections_.emplace_back();
       c.session = std::make_unique<DataSession>(&service_, std::move(*stream));
       c.thread = std::thread([this, &c] {
@@ -106,6 +108,7 @@ class TcpDataServer : public DataServer {
         for (Connection& c : finished) c.thread.join();
         finished.clear();  // closes and unmaps outside the lock
         lock.lock();
+        changed_.notify_all();
         continue;
       }
       changed_.wait_for(lock, service_.stall_limit / 4);

@@ -232,7 +232,7 @@ TEST(DataServer, APeerThatDoesNotReadIsCutOff) {
   EXPECT_LT(node.server().bytes_sent(), 32 * content.size());
 }
 
-TEST(DataServer, MoreConnectionsThanAllowedAreClosed) {
+TEST(DataServer, MoreConnectionsThanAllowedWaitForTheirTurn) {
   DataPortOptions options;
   options.connections_max = 2;
   PeerNode node("node", options);
@@ -246,10 +246,25 @@ TEST(DataServer, MoreConnectionsThanAllowedAreClosed) {
     Send(*held.back(), hello);
     EXPECT_EQ(ReadResponse(*held.back()).code, Code::kOk);
   }
+  const uint64_t sent = node.server().bytes_sent();
   auto third = ConnectTo(node);
+  Send(*third, hello);
+  // Answered only because the first goes away.
+  EXPECT_EQ(node.server().bytes_sent(), sent);
+  held.erase(held.begin());
+  EXPECT_EQ(ReadResponse(*third).code, Code::kOk);
+}
+
+TEST(DataServer, StoppingEndsThoseThatWaitToo) {
+  DataPortOptions options;
+  options.connections_max = 1;
+  PeerNode node("node", options);
+  auto first = ConnectTo(node);
+  auto second = ConnectTo(node);
+  node.StopServer();
+  ExpectClosed(*first);
   std::byte byte;
-  EXPECT_FALSE(third->ReadExactly({&byte, 1}).ok());
-  EXPECT_EQ(node.server().rejected(), 1u);
+  EXPECT_FALSE(second->ReadExactly({&byte, 1}).ok());
 }
 
 TEST(DataServer, TheBandwidthLimitHolds) {

@@ -186,8 +186,8 @@ Status DataSession::AnswerChunks(const DataRequest& request) {
   for (uint64_t i = 0; i < request.count; ++i, cursor.Advance())
     bytes += cursor.place().chunk->bytes;
   const std::string header = EncodeDataResponse({.body_bytes = bytes});
-  buffer_.resize(kBufferBytes);
-  std::copy_n(AsBytes(header).begin(), header.size(), buffer_.begin());
+  if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBufferBytes);
+  std::copy_n(AsBytes(header).begin(), header.size(), buffer_.get());
   buffered_ = header.size();
   return SendChunks(request.first, request.count);
 }
@@ -238,10 +238,9 @@ Status DataSession::SendMapped(uint64_t offset, uint64_t bytes) {
 
 Status DataSession::SendBuffered(uint64_t offset, uint64_t bytes) {
   while (bytes > 0) {
-    if (buffered_ == buffer_.size()) TK_RETURN_IF_ERROR(FlushBuffer());
-    const uint64_t n = std::min<uint64_t>(bytes, buffer_.size() - buffered_);
-    TK_RETURN_IF_ERROR(
-        open_->file->ReadExactly(offset, MutableByteSpan(buffer_).subspan(buffered_, n)));
+    if (buffered_ == kBufferBytes) TK_RETURN_IF_ERROR(FlushBuffer());
+    const uint64_t n = std::min<uint64_t>(bytes, kBufferBytes - buffered_);
+    TK_RETURN_IF_ERROR(open_->file->ReadExactly(offset, MutableByteSpan(&buffer_[buffered_], n)));
     buffered_ += n;
     offset += n;
     bytes -= n;
@@ -251,7 +250,7 @@ Status DataSession::SendBuffered(uint64_t offset, uint64_t bytes) {
 
 Status DataSession::FlushBuffer() {
   const size_t n = std::exchange(buffered_, 0);
-  return Send(ByteSpan(buffer_).first(n));
+  return Send(ByteSpan(buffer_.get(), n));
 }
 
 }  // namespace tierkeep

@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "base/log.h"
 #include "base/result.h"
@@ -94,7 +93,9 @@ class DataSession {
   std::atomic<Instant> deadline_{Instant::max()};
   std::atomic<bool> expired_{false};
   std::unique_ptr<OpenShard> open_;
-  std::vector<std::byte> buffer_;  // bytes of small files, or of any with TLS, before they are sent
+  // Bytes of small files, or of any with TLS, before they are sent. Not cleared: only what is used
+  // of it takes memory.
+  std::unique_ptr<std::byte[]> buffer_;
   size_t buffered_ = 0;
 };
 

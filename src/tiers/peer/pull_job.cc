@@ -23,6 +23,7 @@ constexpr Duration kConnectDeadline = 3s;
 TransferPolicy PolicyFor(const PullerOptions& options, PullPriority priority) {
   TransferPolicy policy;
   policy.request_bytes = options.request_bytes;
+  policy.backoff_first = options.backoff_first;
   policy.streams = priority == PullPriority::kRebuild ? 1 : options.streams;
   return policy;
 }

@@ -45,6 +45,8 @@ struct PullerOptions {
   DataPortOptions port;                // TLS and stall limit
   uint32_t streams = 4;                // connections a shard, over all its sources
   uint64_t request_bytes = 32u << 20;  // chunks asked for at once
+  // First wait after a source failed; doubled with each further failure, six in a row give it up.
+  Duration backoff_first = 100ms;
 };
 
 class Puller {

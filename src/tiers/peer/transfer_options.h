@@ -14,7 +14,7 @@ struct DataPortOptions {
   std::string listen_host = "0.0.0.0";
   uint16_t port = 0;                  // 0: any free
   std::shared_ptr<TlsContext> tls;    // null: not encrypted; a token is needed either way
-  uint32_t connections_max = 64;      // further ones are closed at once
+  uint32_t connections_max = 64;      // served at once; further ones wait for their turn
   uint64_t bytes_per_second_max = 0;  // 0: no limit; over all connections, sending
   Duration stall_limit = 10s;
 };
