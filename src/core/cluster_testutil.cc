@@ -507,11 +507,15 @@ bool TestCluster::AllCommitted(Step step) const {
   });
 }
 
-size_t TestCluster::StaleShards(size_t host, Step step) const {
-  const auto& store = hosts_[host]->store;
-  return static_cast<size_t>(std::count_if(store.begin(), store.end(), [&](const auto& entry) {
-    return entry.second.info.save().step() != step;
-  }));
+std::string TestCluster::StaleShards(size_t host, Step step) const {
+  std::string text;
+  for (const auto& [digest, copy] : hosts_[host]->store) {
+    const SaveKey save = FromProto(copy.info.save());
+    if (save.step == step) continue;
+    text += fmt::format("rank {} ordinal {} of {}; ", copy.info.rank(), copy.info.ordinal(),
+                        save.ToString());
+  }
+  return text;
 }
 
 size_t TestCluster::CopiesOf(const Blake3& digest) const {

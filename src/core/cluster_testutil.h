@@ -90,8 +90,8 @@ class TestCluster {
   NodeStatus status(size_t host) const;
   std::optional<control::JobStatus> job_status() const;
   size_t hosts() const { return hosts_.size(); }
-  // Shards there of other saves than this step's.
-  size_t StaleShards(size_t host, Step step) const;
+  // Shards there of other saves than this step's, for people.
+  std::string StaleShards(size_t host, Step step) const;
   std::optional<Rank> rank(size_t host) const { return hosts_[host]->rank; }
   bool Up(size_t host) const { return hosts_[host]->node != nullptr; }
   bool YamlStands(size_t host) const { return hosts_[host]->yaml.has_value(); }

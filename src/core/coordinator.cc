@@ -60,6 +60,15 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
   const control::RendezvousRecord found = e.record.value_or(control::RendezvousRecord());
   const bool others = e.record && !IsOurs(found) && found.epoch() > epoch_;
   if (write_in_flight_) return;  // its outcome comes first
+  if (state_ == State::kRestoring || state_ == State::kRunning) {
+    // A newer run stands there only once all its ranks had come: what is here may serve it.
+    if (!others || found.run().sequence() <= run_.sequence) return;
+    const std::string reason =
+        fmt::format("all ranks have started again, and node {} coordinates them", found.node());
+    EndRun(reason);
+    StandDown(reason);
+    return;
+  }
   if (state_ == State::kGathering && others) {
     // Somebody else gathers this job now; of two claims to a rank, that one picks the newer.
     StandDown(fmt::format("node {} coordinates the job now", found.node()));
@@ -104,6 +113,8 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousFailed& 
     actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
     return;
   }
+  // A run doesn't need it: it is only looked at now and then.
+  if (state_ == State::kRestoring || state_ == State::kRunning) return;
   Log(Severity::kWarning, "The rendezvous can't be used: " + e.error.ToString());
   Arm(kRendezvousTimer, options_.timings.reconnect_max);
 }
@@ -276,7 +287,8 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       GatherDeadline();
       break;
     case kRecheckTimer:
-      if (state_ != State::kGathering) break;
+      // A stranger may be part of a run that begins elsewhere.
+      if (state_ != State::kGathering && (state_ != State::kRunning || pending_.empty())) break;
       actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
       Arm(kRecheckTimer, options_.timings.gather_recheck);
       break;
@@ -294,6 +306,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
     case kPingTimer:
       PingAll();
       TellStatus(true);
+      if (state_ == State::kRunning) actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
       Arm(kPingTimer, options_.timings.ping_interval);
       break;
     case kKeepTimer:

@@ -395,6 +395,7 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
     EndRun("all ranks have come with a new replicator.yaml");
     return;
   }
+  Arm(kRecheckTimer, options_.timings.gather_recheck);
   TellMembers();
   if (waiting_for_holders_) Decide();
 }

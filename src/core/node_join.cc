@@ -144,6 +144,8 @@ void NodeMachine::Impl::LinkLost(const std::string& why) {
     holding_ = false;
     if (phase_ == Phase::kHolder) phase_ = Phase::kIdle;
     StartHolding();
+    // The coordinator may have given way to one that waits for what is here.
+    if (!shards_.empty()) Arm(kHolderTimer, options_.timings.reconnect_max);
     return;
   }
   if (!config_) return;

@@ -91,7 +91,12 @@ bool NodeMachine::Impl::NoteSave(const SaveKey& save, uint64_t ordinal) {
 
 void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
   const auto found = staging_.find(e.task);
-  if (found == staging_.end()) return;
+  if (found == staging_.end()) {
+    // Dropped, and hashed all the same before it could be cancelled.
+    shards_[DigestOf(e.shard)] = e.shard;
+    DeleteAll({DigestOf(e.shard)}, {});
+    return;
+  }
   const StageWork work = found->second;
   staging_.erase(found);
   const Blake3 digest = DigestOf(e.shard);
