@@ -58,7 +58,7 @@ class TestCluster {
   void Save(size_t host, Step step, uint64_t content = 0);
   void SaveAll(Step step);              // on the hosts of StartClient
   void SaveOn(size_t host, Step step);  // as SaveAll, if that host has a rank
-  void KillAgent(size_t host);  // at once, its RAM stays
+  void KillAgent(size_t host);          // at once, its RAM stays
   void StartAgent(size_t host);
   // Kills the agent of `host` just before it carries out its next-but-`actions` action.
   void KillAfter(size_t host, uint64_t actions) { at(host).kill_after = actions; }
