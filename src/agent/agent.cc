@@ -295,7 +295,10 @@ StatusInputs Agent::Snapshot() {
   std::promise<void> done;
   loop_.Post([&] {
     in.node = node_->status();
-    if (in.node.config) in.coordinating = control_->CoordinatorStatus(in.node.config->job);
+    if (in.node.config) {
+      in.coordinating = control_->CoordinatorStatus(in.node.config->job);
+      in.progress = control_->Progress(in.node.config->job);
+    }
     in.restore = node_->restore_times();
     if (const auto at = node_->last_commit_at()) {
       in.last_commit_age_seconds = ToSeconds(clock_.Now() - *at);

@@ -204,6 +204,11 @@ std::optional<control::JobStatus> ControlPlane::CoordinatorStatus(const std::str
   return it->second.machine->status();
 }
 
+std::vector<RankProgress> ControlPlane::Progress(const std::string& job) const {
+  const auto it = hosts_.find(job);
+  return it == hosts_.end() ? std::vector<RankProgress>() : it->second.machine->progress();
+}
+
 void ControlPlane::ToCoordinator(const std::string& job, const CoordinatorEvent::Any& event) {
   const auto it = hosts_.find(job);
   if (it == hosts_.end()) return;

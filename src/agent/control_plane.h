@@ -53,6 +53,8 @@ class ControlPlane : private FrameHandler {
   void Send(const control::Envelope& message);
 
   std::optional<control::JobStatus> CoordinatorStatus(const std::string& job) const;
+  // Empty unless this agent coordinates the job.
+  std::vector<RankProgress> Progress(const std::string& job) const;
   uint64_t rejected_frames() const { return network_ ? network_->rejected_frames() : 0; }
 
  private:

@@ -79,6 +79,22 @@ json MembersJson(const NodeStatus& node) {
   return out;
 }
 
+// Every rank's newest steps; only the coordinator's node knows them.
+json RanksJson(const std::vector<RankProgress>& progress) {
+  json out = json::array();
+  for (const RankProgress& p : progress) {
+    const json staged = p.staged      ? json(*p.staged)
+                        : p.committed ? json(*p.committed)
+                                      : json(nullptr);
+    out.push_back({{"rank", p.rank},
+                   {"node", p.node},
+                   {"connected", p.connected},
+                   {"staged", staged},
+                   {"committed", p.committed ? json(*p.committed) : json(nullptr)}});
+  }
+  return out;
+}
+
 // What a restart of the job would get now, and why.
 json RestorableJson(const NodeStatus& node, const std::optional<control::JobStatus>& job) {
   if (job && job->has_last_committed()) {
@@ -140,6 +156,7 @@ json StatusJson(const StatusInputs& in) {
       {"restore", RestoreJson(in)},
       {"restorable", RestorableJson(in.node, job)},
       {"members", MembersJson(in.node)},
+      {"ranks", RanksJson(in.progress)},
       {"store", StoreJson(in)},
       {"volume", {{"total_bytes", in.space.total_bytes}, {"free_bytes", in.space.free_bytes}}},
       {"network",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "agent/node_host.h"
+#include "core/coordinator.h"
 #include "core/node.h"
 #include "io/file_system.h"
 
@@ -20,6 +21,7 @@ struct StatusInputs {
   std::string node_name;
   NodeStatus node;
   std::optional<control::JobStatus> coordinating;  // when this agent hosts the coordinator
+  std::vector<RankProgress> progress;              // likewise: every rank's
   RestoreTimes restore;
   std::optional<double> last_commit_age_seconds;
   std::vector<HeldShard> shards;

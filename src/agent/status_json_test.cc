@@ -81,6 +81,16 @@ TEST(StatusJson, WhatWouldBeRestoredPrefersTheJobsViewThenTheNodes) {
   EXPECT_EQ(out["missing_ranks"][0], 0);
 }
 
+TEST(StatusJson, RanksTellStagedFromCommitted) {
+  StatusInputs in = Running();
+  in.progress = {{0, "node0", true, 50, 40}, {1, "node1", false, std::nullopt, 40}};
+  const json ranks = StatusJson(in)["ranks"];
+  EXPECT_EQ(ranks[0]["staged"], 50);
+  EXPECT_EQ(ranks[0]["committed"], 40);
+  EXPECT_EQ(ranks[1]["staged"], 40) << "what is committed was staged";
+  EXPECT_EQ(ranks[1]["connected"], false);
+}
+
 TEST(StatusJson, AnIdleAgentHasNoJob) {
   StatusInputs in;
   in.node.phase = "idle";

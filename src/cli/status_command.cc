@@ -38,10 +38,20 @@ void Line(std::string& out, std::string_view name, const std::string& value) {
   out += fmt::format("{:<12}{}\n", name, value);
 }
 
-// Steps of this node's copies, by whose they are.
+// What a rank has staged and the job could not commit yet.
+std::string Lag(const json& rank) {
+  if (!rank["connected"]) return "away";
+  if (rank["staged"].is_null()) return "-";
+  if (rank["staged"] == rank["committed"]) return "none";
+  return fmt::format("step {} not committed", Show(rank["staged"]));
+}
+
+// A line a member: what of its data is held on this node and, on the coordinator's node, how far it
+// is.
 std::string MembersTable(const json& status) {
-  std::string out = fmt::format("\n{:<6}{:<20}{:<24}{:<14}{}\n", "RANK", "NODE", "DATA PORT",
-                                "COPY HERE", "BYTES HERE");
+  constexpr std::string_view kRow = "{:<7}{:<18}{:<23}{:<11}{:<12}{:<11}{:<11}{}\n";
+  std::string out = "\n" + fmt::format(fmt::runtime(kRow), "RANK", "NODE", "DATA PORT", "COPY HERE",
+                                       "BYTES HERE", "STAGED", "COMMITTED", "LAG");
   for (const json& m : status["members"]) {
     std::string steps;
     uint64_t bytes = 0;
@@ -50,10 +60,16 @@ std::string MembersTable(const json& status) {
       steps += (steps.empty() ? "" : ",") + Show(s["step"]) + (s["suspect"] ? "?" : "");
       bytes += s["bytes"].get<uint64_t>();
     }
-    out += fmt::format("{:<6}{:<20}{:<24}{:<14}{}\n", Show(m["rank"], "holder"), Show(m["node"]),
-                       Show(m["data"]), steps.empty() ? "-" : steps,
-                       bytes > 0 ? FormatBytes(bytes) : "-");
+    json progress = {{"staged", nullptr}, {"committed", nullptr}, {"connected", true}};
+    for (const json& r : status["ranks"]) {
+      if (r["rank"] == m["rank"]) progress = r;
+    }
+    out +=
+        fmt::format(fmt::runtime(kRow), Show(m["rank"], "holder"), Show(m["node"]), Show(m["data"]),
+                    steps.empty() ? "-" : steps, bytes > 0 ? FormatBytes(bytes) : "-",
+                    Show(progress["staged"]), Show(progress["committed"]), Lag(progress));
   }
+  if (status["ranks"].empty()) out += "(the coordinator's node shows every rank's steps)\n";
   return out;
 }
 

@@ -16,6 +16,7 @@ CoordinatorActions CoordinatorMachine::Step(Instant now, const CoordinatorEvent:
   return impl_->Step(now, event);
 }
 control::JobStatus CoordinatorMachine::status() const { return impl_->status(); }
+std::vector<RankProgress> CoordinatorMachine::progress() const { return impl_->progress(); }
 const std::string& CoordinatorMachine::job() const { return impl_->job(); }
 
 CoordinatorMachine::Impl::Impl(CoordinatorOptions options)
@@ -392,6 +393,19 @@ void CoordinatorMachine::Impl::TellStatus(bool even_if_gathering) {
   *message.mutable_job_status() = std::move(now);
   for (const auto& [rank, peer] : members_) SendTo(peer, message);
   for (const auto& [rank, peer] : pending_) SendTo(peer, message);
+}
+
+std::vector<RankProgress> CoordinatorMachine::Impl::progress() const {
+  std::vector<RankProgress> out;
+  for (const auto& [rank, peer] : members_) {
+    RankProgress progress{.rank = rank, .node = peer.node(), .connected = peer.connected};
+    if (matcher_) {
+      if (const auto staged = matcher_->NewestStaged(rank)) progress.staged = staged->step;
+    }
+    if (committed_ && commit_open_.count(rank) == 0) progress.committed = committed_->save().step();
+    out.push_back(std::move(progress));
+  }
+  return out;
 }
 
 }  // namespace tierkeep

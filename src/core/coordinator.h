@@ -22,12 +22,23 @@ struct CoordinatorOptions {
   CoreTimings timings;
 };
 
+// One rank of the running job as the coordinator sees it, for `tierkeep status` on its node. Not
+// part of JobStatus, which goes to every member on every change.
+struct RankProgress {
+  Rank rank = 0;
+  std::string node;
+  bool connected = false;
+  std::optional<Step> staged;     // newest that isn't committed yet
+  std::optional<Step> committed;  // newest that this rank is known to have recorded
+};
+
 class CoordinatorMachine {
  public:
   explicit CoordinatorMachine(CoordinatorOptions options);
   ~CoordinatorMachine();
   CoordinatorActions Step(Instant now, const CoordinatorEvent::Any& event);
   control::JobStatus status() const;
+  std::vector<RankProgress> progress() const;  // by rank
   const std::string& job() const;
 
  private:

@@ -24,6 +24,7 @@ class CoordinatorMachine::Impl {
   explicit Impl(CoordinatorOptions options);
   CoordinatorActions Step(Instant now, const CoordinatorEvent::Any& event);
   control::JobStatus status() const;
+  std::vector<RankProgress> progress() const;
   const std::string& job() const { return options_.settings.job(); }
 
  private:

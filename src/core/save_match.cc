@@ -114,4 +114,16 @@ void SaveMatcher::ActiveCommitted() {
   stalled_ = false;
 }
 
+std::optional<SaveKey> SaveMatcher::NewestStaged(Rank rank) const {
+  std::optional<SaveKey> newest;
+  uint64_t ordinal = 0;
+  for (const auto& [key, save] : saves_) {
+    const auto staged = save.staged.find(rank);
+    if (staged == save.staged.end() || staged->second.ordinal() < ordinal) continue;
+    ordinal = staged->second.ordinal();
+    newest = key;
+  }
+  return newest;
+}
+
 }  // namespace tierkeep
