@@ -11,11 +11,7 @@ BACK = "127.0.0.1"
 
 
 class Proxy:
-    """One port of an agent. Counts and touches only what the agent sends (`sent`).
-
-    `flip_at`: the bit of that byte, counted over all connections, is flipped once.
-    `hold_after`: after so many bytes nothing more passes until `release()`.
-    """
+    """One port of an agent. Counts and touches only what the agent sends, over all connections."""
 
     def __init__(self, port, keep=False):
         self.port, self.keep = port, keep
@@ -23,6 +19,7 @@ class Proxy:
         self.kept = bytearray()
         self.flip_at = None
         self.flip_bit = 0
+        self._once = None
         self.flipped = threading.Event()
         self.hold_after = None
         self.holding = threading.Event()
@@ -46,11 +43,13 @@ class Proxy:
             self.hold_after = None
             self._may_pass.set()
 
-    def flip(self, after, bit):
-        """One bit of the byte that comes after `after` more bytes is flipped, once."""
+    def flip(self, after, bit, once=None):
+        """One bit of the byte that comes after `after` more bytes is flipped, once; proxies that
+        share `once`, a semaphore, flip one bit in all."""
         with self._lock:
             self.flipped.clear()
             self.flip_at, self.flip_bit = self.sent + after, bit
+            self._once = once or threading.Semaphore()
 
     def close(self):
         with self._lock:
@@ -109,11 +108,12 @@ class Proxy:
             start = self.sent
             self.sent += len(data)
             if self.flip_at is not None and start <= self.flip_at < self.sent:
-                changed = bytearray(data)
-                changed[self.flip_at - start] ^= 1 << self.flip_bit
-                data = bytes(changed)
+                if self._once.acquire(blocking=False):
+                    changed = bytearray(data)
+                    changed[self.flip_at - start] ^= 1 << self.flip_bit
+                    data = bytes(changed)
+                    self.flipped.set()
                 self.flip_at = None
-                self.flipped.set()
             if self.keep:
                 self.kept += data
             return data

@@ -4,6 +4,7 @@ must find there afterwards. Every byte follows from a seed.
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import random
 import re
@@ -80,6 +81,16 @@ class OrbaxVolume(volume_lib.TorchVolume):
         os.rename(path, self._at(str(step)))
 
 
+@functools.lru_cache(maxsize=6)  # drawing takes longer than all that is done with it
+def random_tree(seed, size):
+    """{path: bytes} of so many bytes in all: large and small files, an empty one, directories."""
+    draw = random.Random(seed)
+    large = size - 67_038
+    return {".metadata": draw.randbytes(1500), "__0_0.distcp": draw.randbytes(large // 3),
+            "empty": b"", "optimizer/part0": draw.randbytes(large - large // 3),
+            "optimizer/deep/one": draw.randbytes(1), "optimizer/deep/some": draw.randbytes(65_537)}
+
+
 class Job:
     """One job on `nodes`; the rank of a node is its place in the list unless start() says else.
 
@@ -98,12 +109,7 @@ class Job:
         self.volumes = {}
 
     def _data(self, step, rank):
-        draw = random.Random(f"{self.seed}/{self.name}/{step}/{rank}")
-        large = int(self.megabytes * MIB) - 70_000
-        return {".metadata": draw.randbytes(1500), "__0_0.distcp": draw.randbytes(large // 3),
-                "empty": b"", "optimizer/part0": draw.randbytes(large - large // 3),
-                "optimizer/deep/one": draw.randbytes(1), "optimizer/deep/some":
-                draw.randbytes(65_537)}
+        return random_tree(f"{self.seed}/{self.name}/{step}/{rank}", int(self.megabytes * MIB))
 
     def node_of(self, rank):
         return self.ranked[rank]
