@@ -10,12 +10,12 @@ packages=(
   # Checking
   clang-format clang-tidy-16
   # Tests, demo and benchmarks
-  python3 python3-venv iperf3 iproute2 util-linux openssl e2fsprogs
+  python3 python3-venv iperf3 util-linux openssl e2fsprogs
   # Libraries
   libssl-dev protobuf-compiler libprotobuf-dev libcpp-httplib-dev libyaml-cpp-dev
-  nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libexpected-dev libxxhash-dev
+  nlohmann-json3-dev libcli11-dev libfmt-dev libexpected-dev libxxhash-dev
   libisal-dev llvm-16-dev libzstd-dev prometheus-cpp-dev
-  libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev
+  libgtest-dev libgmock-dev librapidcheck-dev
 )
 
 if ! command -v dpkg-query >/dev/null; then
