@@ -200,10 +200,41 @@ TEST(ClusterFault, SavesFasterThanReplicationStillCommit) {
 TEST(ClusterFault, TheSameStepTwiceIsTwoSaves) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
-  const std::vector<Blake3> first = cluster.NewestDigests();
   cluster.SaveAll(10);
-  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(10) && cluster.NewestDigests() != first);
-  EXPECT_EQ(cluster.generations(0)[0].save().occurrence(), 2U);
+  const auto second = [&](size_t host) {
+    return cluster.generations(host).size() == 1 &&
+           cluster.generations(host)[0].save().occurrence() == 2;
+  };
+  ASSERT_RUNS_UNTIL(cluster, second(0) && second(1));
+}
+
+// The last step of a release, its links, can fail: then the job is told, and a new yaml helps.
+TEST(ClusterFault, AReleaseThatFailsIsToldToTheJob) {
+  for (const char* action : {"PersistState", "WritePrerestore", "PlaceLink"}) {
+    TestCluster cluster({.hosts = 2});
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    cluster.StartJob();
+    ASSERT_RUNS_UNTIL(cluster, cluster.status(1).phase == "prepared");
+    cluster.FailNext(1, action);
+    ASSERT_RUNS_UNTIL(cluster, !cluster.client(1).failed.empty());
+    EXPECT_FALSE(cluster.client(1).released);
+    EXPECT_FALSE(cluster.YamlStands(1));
+    cluster.StartJob();
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+    EXPECT_EQ(cluster.client(1).step, 10U) << LogOf(cluster);
+  }
+}
+
+TEST(ClusterFault, AStoppedAgentSaysSoAndGoesOnLater) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.Stop(1);
+  cluster.Run(1s);
+  EXPECT_TRUE(cluster.Logged("rank 1 on node n1 is not connected"));
+  cluster.KillAgent(1);
+  cluster.StartAgent(1);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
 }
 
 TEST(ClusterFault, DisagreeingReplicasAreCopiedForReal) {

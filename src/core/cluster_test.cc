@@ -107,6 +107,24 @@ TEST(Cluster, ASaveThatWasNotEvenTakenIsAdopted) {
   EXPECT_EQ(cluster.client(0).step, 20U) << LogOf(cluster);
 }
 
+// The agents of the old hosts still believe in their run: they must notice that it is over, within
+// the time that the new coordinator gives them.
+TEST(Cluster, AJobThatMovesIsServedByItsOldHosts) {
+  for (const size_t first : {2, 3}) {
+    TestCluster cluster({.hosts = 4});
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    for (size_t i = 0; i < 2; ++i) cluster.EndClient(i);
+    cluster.StartClient(first, static_cast<Rank>(first - 2));
+    cluster.Run(first == 2 ? 5s : 0s);
+    const size_t second = 5 - first;
+    cluster.StartClient(second, static_cast<Rank>(second - 2));
+    ASSERT_RUNS_UNTIL(cluster, cluster.client(2).released && cluster.client(3).released);
+    EXPECT_EQ(cluster.client(2).step, 10U) << LogOf(cluster);
+    EXPECT_EQ(cluster.client(3).step, 10U);
+    EXPECT_EQ(cluster.status(0).phase, "holder");
+  }
+}
+
 TEST(Cluster, DataParallelReplicasNeedNoCopies) {
   TestCluster cluster({.hosts = 4, .world = {.nodes = 4, .data_parallelism = 2}});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));

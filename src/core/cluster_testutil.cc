@@ -260,7 +260,7 @@ void TestCluster::CarryOut(size_t host, const NodeActions& actions) {
     for (size_t j = i; j < actions.size(); ++j) {
       if (const auto task = TaskOf(actions[j])) failed.skipped.push_back(*task);
     }
-    ToNode(host, failed);
+    NodeLater(host, failed);
     return;
   }
 }

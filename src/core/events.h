@@ -105,7 +105,7 @@ struct NodeEvent {
     TimerId timer = 0;
   };
   // The name of the action that failed, and the tasks of that Step that were not started because of
-  // it: those end in no other event. It is the machine's next event.
+  // it: those end in no other event.
   struct BatchFailed {
     std::string action;
     Error error;

@@ -23,7 +23,6 @@ NodeMachine::Impl::Impl(NodeOptions options) : options_(std::move(options)) {}
 NodeActions NodeMachine::Impl::Step(Instant now, const NodeEvent::Any& event) {
   now_ = now;
   TK_CHECK(started_ || std::holds_alternative<NodeEvent::Started>(event));
-  if (!std::holds_alternative<NodeEvent::BatchFailed>(event)) releasing_ = false;
   std::visit([this](const auto& e) { Handle(e); }, event);
   for (std::string& text : std::exchange(errors_, {})) {
     Do(NodeAction::WriteError{std::move(text)});
@@ -182,11 +181,31 @@ void NodeMachine::Impl::Handle(const NodeEvent::TimerFired& e) {
 
 void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
   const std::string text = e.action + " failed: " + e.error.ToString();
+  const bool release =
+      std::find(e.skipped.begin(), e.skipped.end(), release_task_) != e.skipped.end();
+  if (release) release_task_ = 0;
+  TakeBackSkipped(e);
+  if (e.action == "WriteFailed") {
+    // The client must at least not wait for its yaml to go.
+    if (config_stands_) RemoveConfig();
+    Log(Severity::kError, text);
+  } else if (phase_ == Phase::kFailed || phase_ == Phase::kIdle) {
+    Log(Severity::kError, text);
+  } else if (config_ && (!Released() || release)) {
+    // The job is not running yet, and can't be started.
+    Fail(text);
+  } else {
+    if (e.action != "WriteError") WriteError(text);
+    if (e.action == "PersistState") Arm(kPersistTimer, options_.timings.retry_pause);
+  }
+}
+
+// What a failed batch left undone is taken back or counts as failed.
+void NodeMachine::Impl::TakeBackSkipped(const NodeEvent::BatchFailed& e) {
   if (undo_ && std::find(e.skipped.begin(), e.skipped.end(), undo_->task) != e.skipped.end()) {
     // The commit is not recorded here: nothing that it made obsolete may be forgotten.
-    shards_ = std::move(undo_->shards);
     generations_ = std::move(undo_->generations);
-    saves_ = std::move(undo_->saves);
+    for (auto& [save, own] : undo_->saves) saves_.emplace(save, std::move(own));
     committed_ = std::move(undo_->committed);
     undo_.reset();
   }
@@ -201,23 +220,6 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
       fetch_tasks_.erase(fetch);
       FetchDone(digest, error, {}, 0);
     }
-  }
-  // What comes after the links (metas, errors) doesn't matter to the job.
-  const bool for_release = e.action == "PersistState" || e.action == "RemoveConfig" ||
-                           e.action == "WritePrerestore" || e.action == "PlaceLink" ||
-                           e.action == "PlaceNoCheckpoint";
-  if (e.action == "WriteFailed") {
-    // The client must at least not wait for its yaml to go.
-    if (config_stands_) RemoveConfig();
-    Log(Severity::kError, text);
-  } else if (phase_ == Phase::kFailed || phase_ == Phase::kIdle) {
-    Log(Severity::kError, text);
-  } else if (config_ && (!Released() || (releasing_ && for_release))) {
-    // The job is not running yet, and can't be started.
-    Fail(text);
-  } else {
-    if (e.action != "WriteError") WriteError(text);
-    if (e.action == "PersistState") Arm(kPersistTimer, options_.timings.retry_pause);
   }
 }
 

@@ -263,6 +263,7 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
 // Ends what this node did for its run: tasks, orders, the link. Shards stay; a save still being
 // hashed becomes a shard, which the next restore may need.
 void NodeMachine::Impl::LeaveRun(const std::string& reason) {
+  release_task_ = 0;
   if (link_ == Link::kUp) {
     control::Envelope message = NewMessage();
     message.mutable_leaving()->set_reason(reason);
@@ -316,6 +317,13 @@ void NodeMachine::Impl::Handle(const NodeEvent::VolumeCleaned& e) {
   if (phase_ != Phase::kCleaning || !config_) return;
   state_.set_volume_cleaned(true);
   StageAdopted(e.adopted);
+  // What no known run of this node saved can't be told apart from another rank's: it goes.
+  std::vector<std::string> unknown;
+  for (const std::string& name : e.adopted) {
+    const std::optional<SaveUnit> unit = ParseStagedName(name);
+    if (!unit || unit->save.run != FromProto(state_.last_run())) unknown.push_back(name);
+  }
+  if (!unknown.empty()) DeleteAll({}, std::move(unknown));
   // Ordinals that adoption gave out are persisted before the job can save again.
   auto stages = std::exchange(actions_, {});
   Persist();

@@ -97,6 +97,7 @@ class NodeMachine::Impl {
   void Handle(const NodeEvent::TimerFired& e);
   void Handle(const NodeEvent::BatchFailed& e);
   void Handle(const NodeEvent::StopRequested& e);
+  void TakeBackSkipped(const NodeEvent::BatchFailed& e);
   void HandleMessage(const control::Envelope& message);
   bool Accepts(const control::Envelope& message) const;
   template <typename T>
@@ -235,7 +236,6 @@ class NodeMachine::Impl {
 
   // What a failed commit batch must take back.
   struct CommitUndo {
-    std::map<Blake3, control::ShardInfo> shards;
     std::vector<control::GenerationRecord> generations;
     std::map<SaveKey, OwnSave> saves;
     std::optional<control::GenerationRecord> committed;
@@ -247,7 +247,7 @@ class NodeMachine::Impl {
   uint64_t commits_ = 0;
   uint64_t dropped_messages_ = 0;
   bool stopping_ = false;
-  bool releasing_ = false;  // in the last Step
+  TaskId release_task_ = 0;  // 0: no release is being carried out
 };
 
 }  // namespace tierkeep

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
+#include "core/restore_choice.h"
 
 namespace tierkeep {
 
@@ -105,7 +106,6 @@ void NodeMachine::Impl::OnRelease(const control::Release& m) {
 void NodeMachine::Impl::PlaceAll() {
   const control::RestoreChoice& choice = state_.restored();
   const uint32_t workers = config_->world.workers_per_node;
-  releasing_ = true;
   RemoveConfig();
   if (choice.none()) {
     Do(NodeAction::WritePrerestore{std::nullopt});
@@ -113,25 +113,23 @@ void NodeMachine::Impl::PlaceAll() {
       Do(NodeAction::PlaceNoCheckpoint{{config_->job, 0, config_->rank, worker}});
     }
   } else {
-    const control::GenerationRecord& generation = choice.generation();
-    const auto shard_of = [&](Worker worker) -> const control::ShardInfo& {
-      return generation.shards(static_cast<int>(config_->rank * workers + worker));
-    };
-    const tierkeep::Step step = generation.save().step();
+    const tierkeep::Step step = choice.generation().save().step();
+    const auto shards = ShardsOfRank(choice.generation(), config_->rank);
     Do(NodeAction::WritePrerestore{step});
     for (Worker worker = 0; worker < workers; ++worker) {
       Do(NodeAction::PlaceLink{{config_->job, step, config_->rank, worker},
-                               DigestOf(shard_of(worker))});
-    }
-    for (Worker worker = 0; worker < workers; ++worker) {
-      Do(NodeAction::WriteMeta{{config_->job, step, config_->rank, worker},
-                               shard_of(worker).volume_name()});
+                               DigestOf(shards[worker])});
     }
   }
-  state_.set_links_placed(true);
-  // In a Step of its own: this batch has one PersistState at most, so that it is known whether the
-  // job was released when one fails.
-  Arm(kPersistTimer, Duration{});
+  // A task with nothing to do: it ends once all before it was carried out, or is skipped with it.
+  release_task_ = NewTask();
+  Do(NodeAction::DeleteShards{release_task_, {}, {}});
+  if (choice.none()) return;
+  for (const auto& shard : ShardsOfRank(choice.generation(), config_->rank)) {
+    Do(NodeAction::WriteMeta{
+        {config_->job, choice.generation().save().step(), config_->rank, shard.worker()},
+        shard.volume_name()});
+  }
 }
 
 }  // namespace tierkeep

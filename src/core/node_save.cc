@@ -417,6 +417,13 @@ void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::
 
 void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
   deleting_.erase(e.task);
+  if (e.task == release_task_) {
+    release_task_ = 0;
+    if (Released()) {
+      state_.set_links_placed(true);
+      Persist();
+    }
+  }
   if (undo_ && undo_->task == e.task) undo_.reset();
 }
 
@@ -457,7 +464,7 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   const bool again = committed_ && GenerationIdOf(*committed_) == GenerationIdOf(record) &&
                      FromProto(committed_->save()) == FromProto(record.save());
   const TaskId task = next_task_;
-  undo_ = CommitUndo{shards_, generations_, saves_, committed_, task};
+  undo_ = CommitUndo{generations_, saves_, committed_, task};
   bool whole = true;
   for (const std::string& digest : m.keep()) {
     if (shards_.count(FixedFromProto<Blake3>(digest)) != 0) continue;
