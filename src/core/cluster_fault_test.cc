@@ -454,7 +454,7 @@ TEST(ClusterFault, OneNodesNewYamlEndsTheRun) {
   cluster.StartClient(1, 1);
   cluster.Run(2s);
   EXPECT_FALSE(cluster.client(1).released);
-  EXPECT_EQ(cluster.status(2).phase, "idle");
+  EXPECT_EQ(cluster.status(2).phase, "holder");
   cluster.StartClient(0, 0);
   cluster.StartClient(2, 2);
   ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());

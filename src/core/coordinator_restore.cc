@@ -64,18 +64,17 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
 }
 
 // Nodes of earlier runs that are neither members nor here as holders may have the only copy. A run
-// in the rendezvous that nobody here has heard of has such nodes too.
+// in the rendezvous that nobody here was released in has such nodes too, or one before it.
 bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   if (waited_for_holders_) return false;
   std::set<std::string> absent;
-  bool known = previous_run_.none();
+  bool known = previous_run_.none() || continuing_;
   // Whoever was part of the newest run and still has a record of it knows what was committed; one
   // whose memory was lost may have shards again, but no record before the next commit.
   uint64_t newest = 0;
   uint64_t witnessed = 0;
   const auto look = [&](const Peer& peer) {
-    known = known || FromProto(peer.join.highest_run()) == previous_run_ ||
-            peer.join.last_run().sequence() >= previous_run_.sequence;
+    known = known || peer.join.last_run().sequence() >= previous_run_.sequence;
     newest = std::max<uint64_t>(newest, peer.join.last_run().sequence());
     if (!peer.join.inventory().generations().empty()) {
       witnessed = std::max<uint64_t>(witnessed, peer.join.last_run().sequence());

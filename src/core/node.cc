@@ -243,6 +243,7 @@ NodeStatus NodeMachine::Impl::status() const {
                                            "restoring", "prepared", "running",  "idle",
                                            "failed",    "holder"};
   status.phase = kNames[static_cast<size_t>(phase_)];
+  if (holding_ && link_ == Link::kUp) status.phase = "holder";
   status.config = config_;
   status.run = FromProto(state_.run());
   status.epoch = state_.epoch();
