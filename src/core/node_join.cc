@@ -57,7 +57,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorLocated& e) {
   if (!config_ || phase_ == Phase::kEnded) {
     if (holder_job_.empty() || link_ != Link::kNone) return;
     if (!e.record || e.record->job() != holder_job_ ||
-        (e.record->epoch() != 0 && e.record->epoch() <= holder_epochs_[holder_job_])) {
+        (e.record->epoch() != 0 && e.record->epoch() < holder_epochs_[holder_job_])) {
       PollHolder();
       return;
     }
