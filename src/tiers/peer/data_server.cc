@@ -137,6 +137,7 @@ Result<std::unique_ptr<DataServer>> DataServer::Start(const DataPortOptions& opt
   StreamOptions stream;
   stream.tls = options.tls;
   stream.stall_limit = options.stall_limit;
+  stream.socket_buffer_bytes = kDataSocketBufferBytes;
   TK_ASSIGN_OR_RETURN(auto listener, ListenStreams(options.listen_host, options.port, stream));
   return std::unique_ptr<DataServer>(std::make_unique<TcpDataServer>(
       options, std::move(token), store, clock, std::move(logger), std::move(listener)));

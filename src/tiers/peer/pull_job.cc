@@ -208,6 +208,7 @@ Status PullJob::Connect(Worker& worker, size_t source) {
   options.tls = context_->options.port.tls;
   options.connect_deadline = kConnectDeadline;
   options.stall_limit = context_->options.port.stall_limit;
+  options.socket_buffer_bytes = kDataSocketBufferBytes;
   TK_ASSIGN_OR_RETURN(auto connection, DataConnection::Open(to.address, to.token, options));
   const std::lock_guard lock(mutex_);
   worker.connection = std::move(connection);

@@ -10,6 +10,10 @@
 
 namespace tierkeep {
 
+// Of each connection, either way. Four of them cover 100 Gbit/s over 1 ms; with 16 MiB each the
+// bytes under way no longer fit the processor's cache, which cost a tenth of the speed on loopback.
+inline constexpr int kDataSocketBufferBytes = 4 << 20;
+
 struct DataPortOptions {
   std::string listen_host = "0.0.0.0";
   uint16_t port = 0;                  // 0: any free
