@@ -271,12 +271,16 @@ def main(argv):
     cluster_lib.exit_on_signals()
     if shutil.which("iperf3") is None:
         sys.exit("bench: iperf3 is not installed: scripts/deps.sh")
-    facts = head(o)
+    priority = machine.CpuPriority()
+    facts = head(o) | {"cpu_priority": priority.got}
     out = o.out or os.path.join(HERE, "results", facts["date"][:16].replace(":", "") + ".jsonl")
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
-    with open(out, "w", encoding="utf-8") as f:
-        f.write(json.dumps({"head": facts}) + "\n")
-        rows = Bench(o).run(f)
+    try:
+        with open(out, "w", encoding="utf-8") as f:
+            f.write(json.dumps({"head": facts}) + "\n")
+            rows = Bench(o).run(f)
+    finally:
+        priority.close()
     status = report.show(facts, rows)
     print(f"raw results: {os.path.relpath(out)}")
     return status

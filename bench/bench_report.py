@@ -120,7 +120,8 @@ def show(head, rows):
     table.print()
     busy = [r["others_cores"] for r in rows if "others_cores" in r and not r["warmup"]]
     if busy and statistics.median(busy) > 0.3:
-        print(f"\nOther programs used {statistics.median(busy):.1f} cores meanwhile: these numbers "
-              "are not worth much.")
+        left = (", with what was left to them" if head.get("cpu_priority") else
+                ": these numbers are not worth much")
+        print(f"\nOther programs used {statistics.median(busy):.1f} cores meanwhile{left}.")
     print(f"\n{len(table.rows) - table.failed} of {len(table.rows)} pass")
     return 1 if table.failed else 0

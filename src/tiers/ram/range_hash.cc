@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -36,11 +37,18 @@ std::vector<Run> CutRuns(std::span<const HashRange> ranges) {
   return runs;
 }
 
+// Page-aligned: the kernel copies into memory that malloc aligned, to 16 bytes, a third slower.
+constexpr std::align_val_t kBufferAlignment{4096};
+struct FreeBuffer {
+  void operator()(std::byte* buffer) const { ::operator delete[](buffer, kBufferAlignment); }
+};
+using Buffer = std::unique_ptr<std::byte[], FreeBuffer>;
+
 // Buffers that finished runs hand to the next ones: getting fresh memory for each would cost a page
 // fault every 4 KiB.
 class Buffers {
  public:
-  std::unique_ptr<std::byte[]> Take() {
+  Buffer Take() {
     {
       const std::lock_guard lock(mutex_);
       if (!free_.empty()) {
@@ -49,16 +57,16 @@ class Buffers {
         return buffer;
       }
     }
-    return std::make_unique_for_overwrite<std::byte[]>(kHashBufferBytes);
+    return Buffer(new (kBufferAlignment) std::byte[kHashBufferBytes]);
   }
-  void Give(std::unique_ptr<std::byte[]> buffer) {
+  void Give(Buffer buffer) {
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(buffer));
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::unique_ptr<std::byte[]>> free_;
+  std::vector<Buffer> free_;
 };
 
 class FirstError {
