@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -200,6 +201,7 @@ void CoordinatorMachine::Impl::LostConnection(ConnectionId connection) {
       it->second.connected = false;
       SetProblem("away " + it->second.node(),
                  fmt::format("rank {} on node {} is not connected", it->first, it->second.node()));
+      if (MayHaveMoved()) Arm(kRecheckTimer, options_.timings.gather_recheck);
       return;
     }
     holdings_.RemoveNode(it->second.node());
@@ -288,8 +290,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       GatherDeadline();
       break;
     case kRecheckTimer:
-      // A stranger may be part of a run that begins elsewhere.
-      if (state_ != State::kGathering && (state_ != State::kRunning || pending_.empty())) break;
+      if (state_ != State::kGathering && !MayHaveMoved()) break;
       actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
       Arm(kRecheckTimer, options_.timings.gather_recheck);
       break;
@@ -320,6 +321,14 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       CommitDeadline();
       break;
   }
+}
+
+// A stranger, or a member that is away, may be part of a run that has begun elsewhere.
+bool CoordinatorMachine::Impl::MayHaveMoved() const {
+  if (state_ != State::kRestoring && state_ != State::kRunning) return false;
+  return !pending_.empty() || std::any_of(members_.begin(), members_.end(), [](const auto& entry) {
+    return !entry.second.connected;
+  });
 }
 
 void CoordinatorMachine::Impl::PingAll() {

@@ -73,7 +73,8 @@ void CoordinatorMachine::Impl::Admit(Peer peer) {
 
 void CoordinatorMachine::Impl::AddHolder(Peer peer) {
   for (const auto& [rank, member] : members_) {
-    if (member.node() == peer.node()) return;  // a member is more than a holder
+    // A member is more than a holder, unless its attempt is over.
+    if (member.node() == peer.node() && member.connected) return;
   }
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
   const std::string node = peer.node();
@@ -339,8 +340,14 @@ void CoordinatorMachine::Impl::SendRunStart(const Peer& peer, bool continued) {
     entry->set_data_token(member.join.data_token());
   };
   for (const auto& [rank, member] : members_) add(member, false);
-  for (const auto& [node, holder] : holders_) add(holder, true);
-  for (const auto& [rank, stranger] : pending_) add(stranger, true);
+  std::set<std::string> named;
+  for (const auto& [rank, member] : members_) named.insert(member.node());
+  for (const auto& [node, holder] : holders_) {
+    if (named.insert(node).second) add(holder, true);
+  }
+  for (const auto& [rank, stranger] : pending_) {
+    if (named.insert(stranger.node()).second) add(stranger, true);
+  }
   SendTo(peer, std::move(message));
 }
 

@@ -95,6 +95,7 @@ class CoordinatorMachine::Impl {
   Peer* FindMemberByAgent(const std::string& agent);
   template <typename F>
   void ForEachPeer(F f);  // members, resumed, holders, pending
+  bool MayHaveMoved() const;
   void PingAll();
   void LostConnection(ConnectionId connection);
   void TellStatus(bool even_if_gathering);
