@@ -433,7 +433,7 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   Log(Severity::kWarning, fmt::format("Run {} is over: {}", run_.ToString(), reason));
   for (auto& [rank, peer] : members_) {
     if (!peer.connected) {
-      holdings_.RemoveNode(peer.node());
+      if (holders_.count(peer.node()) == 0) holdings_.RemoveNode(peer.node());
       continue;
     }
     SendRunEnded(peer.connection, run_, reason);
