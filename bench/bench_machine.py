@@ -109,13 +109,13 @@ class Ballast:
 
 
 class CpuPriority:
-    """Puts this program and all that it starts into a control group of its own with a very large
-    share of the processor, so that other programs get what is left. Does nothing where that isn't
-    possible; `got` tells. Caches and memory are shared all the same."""
+    """Lets this program and all that it starts go before others, in a control group of its own
+    with the largest share of the processor. Does nothing where that isn't possible; `got` tells.
+    Caches and memory are shared all the same."""
 
     def __init__(self):
         self.got = False
-        for base, name, share in (("/sys/fs/cgroup/cpu", "cpu.shares", 102400),
+        for base, name, share in (("/sys/fs/cgroup/cpu", "cpu.shares", 262144),
                                   ("/sys/fs/cgroup", "cpu.weight", 10000)):
             self._base, self._group = base, os.path.join(base, f"tierkeep-bench-{os.getpid()}")
             try:
