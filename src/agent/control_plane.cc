@@ -158,14 +158,21 @@ void ControlPlane::Connect(const HostPort& to, bool local) {
     coordinator_ = network_->Connect(to);
     return;
   }
-  TK_CHECK_MSG(hosts_.contains(own_job_), "a local coordinator is made before it is spoken to");
+  if (!hosts_.contains(own_job_)) {  // it stood down since it was made
+    loop_->Post([this, link = link_] {
+      const Error gone(Code::kUnavailable, "this agent coordinates the job no longer");
+      if (link == link_) sink_(NodeEvent::CoordinatorLost{gone});
+    });
+    return;
+  }
   local_job_ = own_job_;
-  loop_->Post([this] {
-    if (!local_job_.empty()) sink_(NodeEvent::CoordinatorConnected{});
+  loop_->Post([this, link = link_] {
+    if (link == link_) sink_(NodeEvent::CoordinatorConnected{});
   });
 }
 
 void ControlPlane::Disconnect() {
+  ++link_;  // what is still on its way over the old one is no news
   if (coordinator_) {
     // Forgotten first: its closing is no news to the node.
     const ConnectionId old = *coordinator_;
@@ -249,8 +256,8 @@ void ControlPlane::SendTo(const std::string& job, ConnectionId to,
                           const control::Envelope& message) {
   if (to == kLocalConnection) {
     // Posted, so that the two machines never run inside each other.
-    loop_->Post([this, job, message] {
-      if (local_job_ == job) sink_(NodeEvent::Received{message});
+    loop_->Post([this, job, message, link = link_] {
+      if (link == link_ && local_job_ == job) sink_(NodeEvent::Received{message});
     });
     return;
   }

@@ -95,8 +95,9 @@ class ControlPlane : private FrameHandler {
   std::map<ConnectionId, std::string> accepted_;  // → the job it speaks of, empty before a frame
   std::optional<ConnectionId> coordinator_;       // the node's connection
   bool connected_ = false;
-  std::string own_job_;                 // the job that the node last became coordinator of
-  std::string local_job_;               // set while the node speaks to a machine in this process
+  std::string own_job_;    // the job that the node last became coordinator of
+  uint64_t link_ = 0;      // counts the node's connections: news of an ended one is dropped
+  std::string local_job_;  // set while the node speaks to a machine in this process
   std::unique_ptr<OrderedQueue> slow_;  // rendezvous calls
   std::unique_ptr<FrameNetwork> network_;
 };
