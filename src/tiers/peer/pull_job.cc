@@ -24,6 +24,7 @@ TransferPolicy PolicyFor(const PullerOptions& options, PullPriority priority) {
   TransferPolicy policy;
   policy.request_bytes = options.request_bytes;
   policy.backoff_first = options.backoff_first;
+  policy.late_after = options.late_after;
   policy.streams = priority == PullPriority::kRebuild ? 1 : options.streams;
   return policy;
 }

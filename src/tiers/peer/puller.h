@@ -47,6 +47,8 @@ struct PullerOptions {
   uint64_t request_bytes = 32u << 20;  // chunks asked for at once
   // First wait after a source failed; doubled with each further failure, six in a row give it up.
   Duration backoff_first = 100ms;
+  // How much longer than another source would need a chunk may take before that one takes over.
+  Duration late_after = 500ms;
 };
 
 class Puller {

@@ -236,7 +236,10 @@ TEST(PullerFaults, AFlippedBitIsFoundAndTheOtherSourceUsed) {
     auto done = std::make_shared<std::atomic<bool>>(false);
     // Behind the response's header; the first connection's first bytes are the manifest.
     const uint64_t at = kDataResponseBytes + prng.Below(60'000);
-    const PullResult result = PullPastFault(seed, FlipBitOnce(at, done), true);
+    // A slow machine must not make the flipped chunk somebody else's before it is looked at.
+    PullerOptions options;
+    options.late_after = 300s;
+    const PullResult result = PullPastFault(seed, FlipBitOnce(at, done), true, options);
     ASSERT_TRUE(result.status.ok()) << result.status.error().ToString();
     ASSERT_TRUE(*done) << "the fault never happened";
     EXPECT_EQ(result.bad_sources, std::vector<std::string>{"behind"});
