@@ -129,8 +129,12 @@ class CpuPriority:
 
     @staticmethod
     def _write(path, value):
-        with open(path, "w", encoding="ascii") as f:
-            f.write(str(value))
+        # Never creates the file: with version 1 the base of version 2 is an ordinary tmpfs.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, str(value).encode())
+        finally:
+            os.close(descriptor)
 
     def close(self):
         """All that was started must have ended."""
