@@ -162,3 +162,28 @@ def test_save_that_is_refused(make_cluster, seed):
     check_older_is_kept(job, 1, failed=2)
     job.save(3)
     job.restart()
+
+
+def test_state_directory_can_not_be_written(make_cluster, seed):
+    """In mid-run the agent's own memory can't be kept: the job trains on and is told, and
+    neither saves nor a later restart suffer."""
+    cluster = make_cluster(2)
+    job = Job(cluster, seed)
+    assert job.start() is None
+    job.save(1)
+    node = cluster.nodes[1]
+    if subprocess.run(["chattr", "+i", node.state_dir], capture_output=True).returncode != 0:
+        pytest.skip("needs a file system with the immutable flag, and the right to set it")
+    try:
+        job.write(2)
+        cluster.wait_for(lambda: "PersistState" in job.errors(), 20, "the failure to be reported")
+        job.committed(2)  # what was saved lies in RAM, whose names say what it is
+        scripted_job.check_copies(job, 2, nodes_each=2)
+    finally:
+        subprocess.run(["chattr", "-i", node.state_dir], check=True)
+    job.save(3)
+    scripted_job.check_copies(job, 3, nodes_each=2)
+    node.kill()
+    node.start()
+    node.wait_ready()
+    job.restart()
