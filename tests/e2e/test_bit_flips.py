@@ -163,8 +163,6 @@ def test_in_flight_while_data_is_restored(make_cluster, seed, what, sources):
         job.save(1)
         lost.kill()
         lost.wipe_ram()
-        lost.start()
-        lost.wait_ready()
         draw = random.Random(seed)
         # One bit in all, of whichever source comes to it first: with two, one sends 4 MiB at least.
         after = draw.randrange(16, 300) if what == "manifest" else draw.randrange(MIB, 3 * MIB)
@@ -172,6 +170,9 @@ def test_in_flight_while_data_is_restored(make_cluster, seed, what, sources):
         for between in proxies:
             between.data.flip(after, bit, once)
         print("flip after", after)
+        # Armed before the agent is back: it fetches what the run has even before the job starts.
+        lost.start()
+        lost.wait_ready()
         step = job.start()
         assert sum(p.data.flipped.is_set() for p in proxies) == 1, "not one bit was flipped"
         if sources == 2:
