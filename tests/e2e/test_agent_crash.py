@@ -123,10 +123,10 @@ def test_killed_while_data_is_restored(make_cluster, seed, victims):
         job.save(1)
         lost.kill()
         lost.wipe_ram()
-        restart_agents([lost])
         after = random.Random(seed).randrange(20_000, 23 * MIB)
         print("held after", after)
         between.data.hold(after)
+        restart_agents([lost])  # it may fetch its copies before the job is back
         restored = job.begin()
         cluster.wait_for(between.data.holding.is_set, 20, "the restore to be in the middle")
         nodes = [cluster.nodes[i] for i in victims]
@@ -188,4 +188,7 @@ def test_power_cut_of_each_node_in_turn(make_cluster, seed):
         node.wipe_ram()
         restart_agents([node])
         job.restart()
+    # Redundancy is rebuilt behind the job's back.
+    cluster.wait_for(lambda: sum(len(scripted_job.shards(n, job.saved)) for n in cluster.nodes) == 6,
+                     30, "all copies to be back")
     scripted_job.check_copies(job, job.saved, nodes_each=2)
