@@ -108,6 +108,7 @@ class Agent {
   std::string data_token_;
   std::unique_ptr<DataServer> data_server_;
   std::unique_ptr<Rendezvous> rendezvous_;
+  CoordinatorPlace place_ = CoordinatorPlace::kRankZero;  // follows from the rendezvous
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<NodeHost> node_;
   std::unique_ptr<HttpServer> admin_;
@@ -229,6 +230,7 @@ Status Agent::OpenRendezvous() {
   options.host = address.host;
   options.port = address.port;
   options.local = address.host == settings_.advertise && address.port == settings_.control_port;
+  place_ = options.local ? CoordinatorPlace::kHere : CoordinatorPlace::kElsewhere;
   options.state_dir = settings_.state_dir;
   TK_ASSIGN_OR_RETURN(rendezvous_, OpenStaticRendezvous(options));
   return OkStatus();
@@ -242,11 +244,7 @@ Status Agent::StartNode() {
   options.data_host = settings_.advertise;
   options.data_port = data_server_->port();
   options.data_token = data_token_;
-  TK_ASSIGN_OR_RETURN(const RendezvousAddress address, ParseRendezvous(settings_.rendezvous));
-  if (address.kind == RendezvousAddress::Kind::kStatic) {
-    const bool here = address.host == settings_.advertise && address.port == settings_.control_port;
-    options.place = here ? CoordinatorPlace::kHere : CoordinatorPlace::kElsewhere;
-  }
+  options.place = place_;
   NodeHost::Parts parts{&loop_,
                         &clock_,
                         &metrics_,
