@@ -1,5 +1,6 @@
 """A replication that fails leaves the older generation on every node, and says so."""
 
+import contextlib
 import os
 import subprocess
 
@@ -105,24 +106,31 @@ def test_failed_save_is_restored_all_the_same(make_cluster, seed):
     job.restart()
 
 
+@contextlib.contextmanager
+def nothing_can_be_received(node):
+    """The kernel refuses to make anything in the node's incoming/, until this ends."""
+    incoming = os.path.join(node.store, "incoming")
+    if subprocess.run(["chattr", "+i", incoming], capture_output=True).returncode != 0:
+        pytest.skip("needs a file system with the immutable flag, and the right to set it")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", incoming], check=True)
+
+
 def test_peer_can_not_write(make_cluster, seed):
     """The kernel refuses to make anything in node 1's incoming/, until it is repaired."""
     cluster = make_cluster(2)
     job = Job(cluster, seed)
     assert job.start() is None
     job.save(1)
-    incoming = os.path.join(cluster.nodes[1].store, "incoming")
-    if subprocess.run(["chattr", "+i", incoming], capture_output=True).returncode != 0:
-        pytest.skip("needs a file system with the immutable flag, and the right to set it")
-    try:
+    with nothing_can_be_received(cluster.nodes[1]):
         job.write(2)
         cluster.wait_for(lambda: "step 2" in problems(cluster), 60, "the failure to be reported")
         check_older_is_kept(job, 1, failed=2)
         # Not even replicator.errors can be written there now: log and status have it.
         assert "Operation not permitted" in cluster.nodes[1].status()["last_error"]
         assert "a peer's copy can't be kept" in cluster.nodes[1].log()
-    finally:
-        subprocess.run(["chattr", "-i", incoming], check=True)
     job.save(3)
     scripted_job.check_copies(job, 3, nodes_each=2)
     job.restart()
@@ -134,14 +142,9 @@ def test_failure_that_passes_is_made_up_for(make_cluster, seed):
     job = Job(cluster, seed)
     assert job.start() is None
     job.save(1)
-    incoming = os.path.join(cluster.nodes[1].store, "incoming")
-    if subprocess.run(["chattr", "+i", incoming], capture_output=True).returncode != 0:
-        pytest.skip("needs a file system with the immutable flag, and the right to set it")
-    try:
+    with nothing_can_be_received(cluster.nodes[1]):
         job.write(2)
         cluster.wait_for(lambda: "step 2" in problems(cluster), 60, "the failure to be reported")
-    finally:
-        subprocess.run(["chattr", "-i", incoming], check=True)
     job.committed(2)
     scripted_job.check_copies(job, 2, nodes_each=2)
     assert "step 2" not in problems(cluster)
