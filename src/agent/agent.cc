@@ -17,6 +17,7 @@
 #include "agent/event_loop.h"
 #include "agent/metrics.h"
 #include "agent/node_host.h"
+#include "agent/threaded_runtime.h"
 #include "base/log_sinks.h"
 #include "format/messages.h"
 #include "io/clock.h"
@@ -90,6 +91,7 @@ class Agent {
   SystemClock clock_;
   SystemRandom random_;
   EventLoop loop_{&clock_};
+  ThreadedRuntime runtime_{&loop_};
   Metrics metrics_;
   Instant started_{};
   std::shared_ptr<LogContext> log_context_ = std::make_shared<LogContext>();
@@ -105,6 +107,7 @@ class Agent {
   std::unique_ptr<Stager> stager_;
   std::unique_ptr<Volume> volume_;
   std::unique_ptr<Puller> puller_;
+  std::unique_ptr<ThreadedPulls> pulls_;
   std::string data_token_;
   std::unique_ptr<DataServer> data_server_;
   std::unique_ptr<Rendezvous> rendezvous_;
@@ -197,6 +200,7 @@ Status Agent::OpenTiers() {
   puller.port = port;
   puller.streams = settings_.pull_streams;
   puller_ = std::make_unique<Puller>(store_.get(), &clock_, puller, logger_);
+  pulls_ = std::make_unique<ThreadedPulls>(puller_.get());
   return OkStatus();
 }
 
@@ -209,7 +213,7 @@ Status Agent::StartControl() {
   options.network.listen_port = settings_.control_port;
   options.network.tls = tls_;
   control_ = std::make_unique<ControlPlane>(
-      std::move(options), &loop_, &clock_, &random_, &metrics_, logger_,
+      std::move(options), &runtime_, &clock_, &random_, &metrics_, logger_,
       [this](const std::string& job) {
         auto context = std::make_shared<LogContext>();
         context->SetCoordinator(job);
@@ -245,13 +249,13 @@ Status Agent::StartNode() {
   options.data_port = data_server_->port();
   options.data_token = data_token_;
   options.place = place_;
-  NodeHost::Parts parts{&loop_,
+  NodeHost::Parts parts{&runtime_,
                         &clock_,
                         &metrics_,
                         store_.get(),
                         stager_.get(),
                         volume_.get(),
-                        puller_.get(),
+                        pulls_.get(),
                         control_.get(),
                         state_dir_.get(),
                         log_context_,

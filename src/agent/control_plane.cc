@@ -26,10 +26,11 @@ Result<std::optional<control::RendezvousRecord>> DecodeRead(
 
 }  // namespace
 
-ControlPlane::ControlPlane(Options options, EventLoop* loop, Clock* clock, RandomSource* random,
+ControlPlane::ControlPlane(Options options, Runtime* runtime, Clock* clock, RandomSource* random,
                            Metrics* metrics, Logger logger, LoggerFactory coordinator_logger)
     : options_(std::move(options)),
-      loop_(loop),
+      runtime_(runtime),
+      loop_(&runtime->loop()),
       clock_(clock),
       random_(random),
       metrics_(metrics),
@@ -44,8 +45,8 @@ ControlPlane::~ControlPlane() {
 Status ControlPlane::Start(Rendezvous* rendezvous, NodeSink sink) {
   rendezvous_ = rendezvous;
   sink_ = std::move(sink);
-  slow_ = std::make_unique<OrderedQueue>();
-  TK_ASSIGN_OR_RETURN(network_, StartFrameNetwork(options_.network, this));
+  slow_ = runtime_->StartOrdered();
+  TK_ASSIGN_OR_RETURN(network_, runtime_->Listen(options_.network, this));
   return OkStatus();
 }
 

@@ -10,9 +10,8 @@
 #include <optional>
 #include <string>
 
-#include "agent/event_loop.h"
 #include "agent/metrics.h"
-#include "agent/ordered_queue.h"
+#include "agent/runtime.h"
 #include "base/log.h"
 #include "base/log_sinks.h"
 #include "core/coordinator.h"
@@ -37,7 +36,7 @@ class ControlPlane : private FrameHandler {
   // Makes the logger of a coordinator (its lines say `job=J coord`).
   using LoggerFactory = std::function<Logger(const std::string& job)>;
 
-  ControlPlane(Options options, EventLoop* loop, Clock* clock, RandomSource* random,
+  ControlPlane(Options options, Runtime* runtime, Clock* clock, RandomSource* random,
                Metrics* metrics, Logger logger, LoggerFactory coordinator_logger);
   ~ControlPlane() override;
 
@@ -82,7 +81,8 @@ class ControlPlane : private FrameHandler {
   void Remove(const std::string& job, const std::string& reason);
 
   const Options options_;
-  EventLoop* loop_;
+  Runtime* runtime_;
+  Loop* loop_;
   Clock* clock_;
   RandomSource* random_;
   Metrics* metrics_;
@@ -98,7 +98,7 @@ class ControlPlane : private FrameHandler {
   std::string own_job_;    // the job that the node last became coordinator of
   uint64_t link_ = 0;      // counts the node's connections: news of an ended one is dropped
   std::string local_job_;  // set while the node speaks to a machine in this process
-  std::unique_ptr<OrderedQueue> slow_;  // rendezvous calls
+  std::unique_ptr<WorkQueue> slow_;  // rendezvous calls
   std::unique_ptr<FrameNetwork> network_;
 };
 

@@ -1,5 +1,4 @@
-// One thread that runs posted work in order and fires timers: the only thread that touches the
-// core's machines.
+// The loop of the real agent: the thread that calls Run.
 #pragma once
 
 #include <condition_variable>
@@ -7,28 +6,26 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <utility>
 
+#include "agent/runtime.h"
 #include "base/time.h"
 #include "io/clock.h"
 
 namespace tierkeep {
 
-class EventLoop {
+class EventLoop : public Loop {
  public:
   explicit EventLoop(Clock* clock) : clock_(clock) {}
 
   // Runs until Stop; sleeps without polling while nothing is due.
   void Run();
   // Threads: any. Work posted before Stop still runs.
-  void Post(std::function<void()> work);
+  void Post(std::function<void()> work) override;
   void Stop();
 
-  // Loop thread only. A key has at most one timer: setting it again moves it.
-  using TimerKey = std::pair<uint64_t, uint32_t>;  // owner, timer
-  void SetTimer(TimerKey key, Instant at, std::function<void()> fire);
-  void CancelTimer(TimerKey key);
-  void CancelTimersOf(uint64_t owner);
+  void SetTimer(TimerKey key, Instant at, std::function<void()> fire) override;
+  void CancelTimer(TimerKey key) override;
+  void CancelTimersOf(uint64_t owner) override;
 
  private:
   struct Timer {

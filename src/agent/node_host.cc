@@ -79,7 +79,10 @@ bool HasTensorStore(const Manifest& manifest) {
 }  // namespace
 
 NodeHost::NodeHost(Parts parts, NodeOptions options)
-    : parts_(std::move(parts)), machine_(options), options_(std::move(options)) {}
+    : parts_(std::move(parts)),
+      loop_(&parts_.runtime->loop()),
+      machine_(options),
+      options_(std::move(options)) {}
 
 NodeHost::~NodeHost() {
   watch_.reset();
@@ -88,8 +91,8 @@ NodeHost::~NodeHost() {
     const std::lock_guard lock(mutex_);
     for (auto& [id, task] : tasks_) task.cancelled->store(true);
   }
-  ordered_.reset();       // may still start tasks
-  task_threads_.reset();  // cancelled tasks end soon
+  ordered_.reset();      // may still start tasks
+  tasks_queue_.reset();  // cancelled tasks end soon
 }
 
 Status NodeHost::Start() {
@@ -115,11 +118,11 @@ Status NodeHost::Start() {
   started.staged = parts_.store->Staged();
   started.jax_init = parts_.volume->ReadJaxInit().value_or("");
 
-  task_threads_ = std::make_unique<WorkerPool>(kTaskThreads);
-  ordered_ = std::make_unique<OrderedQueue>();
+  tasks_queue_ = parts_.runtime->StartPool(kTaskThreads);
+  ordered_ = parts_.runtime->StartOrdered();
   // Watched before anything is looked at: what comes later is reported, what was there is scanned.
-  TK_ASSIGN_OR_RETURN(
-      watch_, DirWatch::Start(parts_.volume_path, [this](const DirChange& c) { OnChange(c); }));
+  TK_ASSIGN_OR_RETURN(watch_, parts_.runtime->Watch(parts_.volume_path,
+                                                    [this](const DirChange& c) { OnChange(c); }));
   Post(std::move(started));
   ordered_->Submit([this] { ReadConfigNow(); });
   return OkStatus();
@@ -131,7 +134,7 @@ void NodeHost::RequestStop(std::function<void()> done) {
 }
 
 void NodeHost::Post(NodeEvent::Any event) {
-  parts_.loop->Post([this, event = std::move(event)] { Dispatch(event); });
+  loop_->Post([this, event = std::move(event)] { Dispatch(event); });
 }
 
 void NodeHost::Dispatch(const NodeEvent::Any& event) {
@@ -141,10 +144,10 @@ void NodeHost::Dispatch(const NodeEvent::Any& event) {
   for (NodeAction::Any& action : actions) {
     ObserveAction(action);
     if (const auto* set = std::get_if<NodeAction::SetTimer>(&action)) {
-      parts_.loop->SetTimer({kTimerOwner, set->timer}, set->at,
-                            [this, timer = set->timer] { Dispatch(NodeEvent::TimerFired{timer}); });
+      loop_->SetTimer({kTimerOwner, set->timer}, set->at,
+                      [this, timer = set->timer] { Dispatch(NodeEvent::TimerFired{timer}); });
     } else if (const auto* cancel = std::get_if<NodeAction::CancelTimer>(&action)) {
-      parts_.loop->CancelTimer({kTimerOwner, cancel->timer});
+      loop_->CancelTimer({kTimerOwner, cancel->timer});
     } else if (const auto* task = std::get_if<NodeAction::CancelTask>(&action)) {
       Flag(task->task)->store(true);
     } else {
@@ -225,7 +228,7 @@ Status NodeHost::Carry(const NodeAction::Any& action) {
 }
 
 Status NodeHost::OnLoop(std::function<void()> work) {
-  parts_.loop->Post(std::move(work));
+  loop_->Post(std::move(work));
   return OkStatus();
 }
 
@@ -310,7 +313,6 @@ Status NodeHost::Do(const NodeAction::LogText& a) {
 }
 
 Status NodeHost::Do(const NodeAction::UseMembers& a) {
-  const std::lock_guard lock(mutex_);
   peers_.clear();
   for (const control::Member& m : a.members) {
     peers_[m.node()] = {{m.data().host(), static_cast<uint16_t>(m.data().port())}, m.data_token()};
@@ -383,52 +385,56 @@ Status NodeHost::Do(const NodeAction::Stage& action) {
       return OkStatus();
     }
   }
-  task_threads_->Submit([this, action, flag = Flag(action.task)] {
-    auto staged = parts_.stager->HashAndAdopt(action.staged_name, action.identity, flag.get());
-    EndTask(action.task);
-    if (!staged.ok()) {
-      Post(NodeEvent::StageFailed{action.task, staged.error()});
-      return;
-    }
-    parts_.metrics->ObserveHashing(HasTensorStore(staged->manifest), staged->hash_time);
-    const auto held = parts_.store->Find(staged->digest);
-    if (!held) {
-      Post(NodeEvent::StageFailed{action.task, Error(Code::kNotFound, "the staged shard is gone")});
-      return;
-    }
-    ShardSummary summary = SummaryOf(*held->manifest, *held->encoded);
-    summary.suspect = held->suspect;
-    Post(NodeEvent::Staged{action.task, ToProto(summary)});
-  });
+  std::shared_ptr<StageJob> job =
+      parts_.stager->Start(action.staged_name, action.identity, Flag(action.task));
+  tasks_queue_->Submit([this, task = action.task, job] { StageOn(task, job); });
   return OkStatus();
 }
 
+// On a thread of the tasks; gives it back while the save's writers are waited for.
+void NodeHost::StageOn(TaskId task, std::shared_ptr<StageJob> job) {
+  const auto staged = job->Advance();
+  if (!staged) {
+    tasks_queue_->SubmitAfter(job->pause(), [this, task, job] { StageOn(task, job); });
+    return;
+  }
+  EndTask(task);
+  if (!staged->ok()) return Post(NodeEvent::StageFailed{task, staged->error()});
+  parts_.metrics->ObserveHashing(HasTensorStore((*staged)->manifest), (*staged)->hash_time);
+  const auto held = parts_.store->Find((*staged)->digest);
+  if (!held) {
+    return Post(NodeEvent::StageFailed{task, Error(Code::kNotFound, "the staged shard is gone")});
+  }
+  ShardSummary summary = SummaryOf(*held->manifest, *held->encoded);
+  summary.suspect = held->suspect;
+  Post(NodeEvent::Staged{task, ToProto(summary)});
+}
+
 Status NodeHost::Do(const NodeAction::Pull& action) {
-  task_threads_->Submit([this, action, flag = Flag(action.task)] {
-    PullRequest request;
-    request.digest = FixedFromProto<Blake3>(action.wanted.shard().digest());
-    using Why = NodeAction::Pull::Why;
-    request.priority = action.why == Why::kRestore     ? PullPriority::kRestore
-                       : action.why == Why::kReplicate ? PullPriority::kReplicate
-                                                       : PullPriority::kRebuild;
-    {
-      const std::lock_guard lock(mutex_);
-      for (const std::string& node : action.wanted.nodes()) {
-        const auto peer = peers_.find(node);
-        if (peer == peers_.end() || node == options_.node_name) continue;
-        request.sources.push_back({node, peer->second.address, peer->second.token});
-      }
-    }
-    PullResult result = parts_.puller->Pull(request, flag.get());
-    EndTask(action.task);
-    Post(NodeEvent::Pulled{action.task, request.digest, std::move(result.status),
-                           result.bytes_pulled, std::move(result.bad_sources), result.took});
-  });
+  PullRequest request;
+  request.digest = FixedFromProto<Blake3>(action.wanted.shard().digest());
+  using Why = NodeAction::Pull::Why;
+  request.priority = action.why == Why::kRestore     ? PullPriority::kRestore
+                     : action.why == Why::kReplicate ? PullPriority::kReplicate
+                                                     : PullPriority::kRebuild;
+  for (const std::string& node : action.wanted.nodes()) {
+    const auto peer = peers_.find(node);
+    if (peer == peers_.end() || node == options_.node_name) continue;
+    request.sources.push_back({node, peer->second.address, peer->second.token});
+  }
+  const Blake3 digest = request.digest;
+  parts_.pulls->Start(
+      *tasks_queue_, std::move(request), Flag(action.task),
+      [this, task = action.task, digest](PullResult result) {
+        EndTask(task);
+        Post(NodeEvent::Pulled{task, digest, std::move(result.status), result.bytes_pulled,
+                               std::move(result.bad_sources), result.took});
+      });
   return OkStatus();
 }
 
 Status NodeHost::Do(const NodeAction::Verify& action) {
-  task_threads_->Submit([this, action, flag = Flag(action.task)] {
+  tasks_queue_->Submit([this, action, flag = Flag(action.task)] {
     const Instant begin = parts_.clock->Now();
     VerifyResult result = parts_.store->Verify(action.digest, flag.get());
     EndTask(action.task);
@@ -439,7 +445,7 @@ Status NodeHost::Do(const NodeAction::Verify& action) {
 }
 
 Status NodeHost::Do(const NodeAction::DeleteShards& action) {
-  task_threads_->Submit([this, action] {
+  tasks_queue_->Submit([this, action] {
     for (const Blake3& digest : action.digests) {
       if (const Status s = parts_.store->Delete(digest); !s.ok()) {
         parts_.logger.Error("shard {} could not be deleted: {}", digest.Hex(),
@@ -532,8 +538,8 @@ void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
     const bool complete =
         parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok();
     if (!complete) {
-      auto inner =
-          DirWatch::Start(parts_.volume_path + "/" + name, [this, name](const DirChange& change) {
+      auto inner = parts_.runtime->Watch(
+          parts_.volume_path + "/" + name, [this, name](const DirChange& change) {
             if (change.name == kCommitSuccessName && change.kind != DirChange::Kind::kGone) {
               ordered_->Submit([this, name] { ReportSave(name, true); });
             }

@@ -15,18 +15,14 @@
 #include <string>
 
 #include "agent/control_plane.h"
-#include "agent/event_loop.h"
 #include "agent/metrics.h"
-#include "agent/ordered_queue.h"
+#include "agent/runtime.h"
 #include "base/log.h"
 #include "base/log_sinks.h"
 #include "core/node.h"
-#include "io/dir_watch.h"
-#include "tiers/peer/puller.h"
 #include "tiers/ram/stager.h"
 #include "tiers/ram/store.h"
 #include "tiers/ram/volume.h"
-#include "tiers/worker_pool.h"
 
 namespace tierkeep {
 
@@ -42,13 +38,13 @@ struct RestoreTimes {
 class NodeHost {
  public:
   struct Parts {
-    EventLoop* loop;
+    Runtime* runtime;
     Clock* clock;
     Metrics* metrics;
     Store* store;
     Stager* stager;
     Volume* volume;
-    Puller* puller;
+    PullStarter* pulls;
     ControlPlane* control;
     Dir* state_dir;
     std::shared_ptr<LogContext> log_context;
@@ -115,6 +111,7 @@ class NodeHost {
   Status Do(const NodeAction::SetTimer&) { return OkStatus(); }
   Status Do(const NodeAction::CancelTimer&) { return OkStatus(); }
   Status Do(const NodeAction::CancelTask&) { return OkStatus(); }
+  void StageOn(TaskId task, std::shared_ptr<StageJob> job);
   Status OnLoop(std::function<void()> work);
   std::shared_ptr<std::atomic<bool>> Flag(TaskId task);  // any thread
   void EndTask(TaskId task);
@@ -127,6 +124,7 @@ class NodeHost {
   void ScanSaves();
 
   Parts parts_;
+  Loop* loop_;
   NodeMachine machine_;
   NodeOptions options_;
   RestoreTimes times_;
@@ -135,11 +133,11 @@ class NodeHost {
   std::string framework_;  // label of metrics
   std::function<void()> stopped_;
 
-  std::mutex mutex_;  // of tasks_ and peers_
+  std::mutex mutex_;  // of tasks_
   std::map<TaskId, Task> tasks_;
-  std::map<std::string, Peer> peers_;  // by node name
 
   // Ordered thread only.
+  std::map<std::string, Peer> peers_;  // by node name
   bool watching_saves_ = false;
   Framework save_framework_ = Framework::kOrbax;
   std::string save_job_;
@@ -147,8 +145,8 @@ class NodeHost {
   std::set<uint64_t> reported_inodes_;  // saves told to the machine: each once
   std::map<std::string, std::unique_ptr<DirWatch>> half_made_;  // steps made by mkdir in place
 
-  std::unique_ptr<WorkerPool> task_threads_;
-  std::unique_ptr<OrderedQueue> ordered_;
+  std::unique_ptr<WorkQueue> tasks_queue_;
+  std::unique_ptr<WorkQueue> ordered_;
   std::unique_ptr<DirWatch> watch_;  // last: its callback uses all above
 };
 

@@ -7,13 +7,15 @@
 #include <mutex>
 #include <thread>
 
+#include "agent/runtime.h"
+
 namespace tierkeep {
 
 // Threads: Submit from any. Destruction runs what was submitted, then joins.
-class OrderedQueue {
+class OrderedQueue : public WorkQueue {
  public:
   OrderedQueue() : thread_([this] { Run(); }) {}
-  ~OrderedQueue() {
+  ~OrderedQueue() override {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -24,12 +26,18 @@ class OrderedQueue {
   OrderedQueue(const OrderedQueue&) = delete;
   OrderedQueue& operator=(const OrderedQueue&) = delete;
 
-  void Submit(std::function<void()> work) {
+  void Submit(std::function<void()> work) override {
     {
       const std::lock_guard lock(mutex_);
       queue_.push_back(std::move(work));
     }
     wake_.notify_one();
+  }
+  void SubmitAfter(Duration pause, std::function<void()> work) override {
+    Submit([pause, work = std::move(work)] {
+      std::this_thread::sleep_for(pause);
+      work();
+    });
   }
 
  private:

@@ -56,45 +56,96 @@ Status CheckCancelled(const std::atomic<bool>* cancelled) {
 }
 
 // One save on its way from staged/<name>/data to a manifest.
-class Staging {
+class Staging : public StageJob {
  public:
-  Staging(Dir& root, std::string_view staged_name, const StageOptions& options, Clock* clock,
-          const std::atomic<bool>* cancelled, const Logger& logger)
-      : root_(root),
+  struct Parts {
+    Store* store;
+    WorkerPool* pool;
+    Clock* clock;
+    StageOptions options;
+    Logger logger;
+  };
+
+  Staging(Parts parts, std::string_view staged_name, const ShardIdentity& identity,
+          std::shared_ptr<const std::atomic<bool>> cancelled)
+      : parts_(std::move(parts)),
+        root_(parts_.store->root()),
+        name_(staged_name),
         dir_(fmt::format("{}/{}", kStagedDir, staged_name)),
         data_(fmt::format("{}/{}", dir_, kShardDataName)),
-        options_(options),
-        clock_(clock),
-        cancelled_(cancelled),
-        logger_(logger),
-        deadline_(clock->Now() + options.writers_limit) {}
+        identity_(identity),
+        cancelled_(std::move(cancelled)),
+        begin_(parts_.clock->Now()) {}
 
-  const std::string& data() const { return data_; }
+  std::optional<Result<StagedShard>> Advance() override {
+    auto done = Try();
+    if (!done.ok()) return done.error();
+    if (!*done) return std::nullopt;
+    return std::move(**done);
+  }
+  Duration pause() const override { return pause_; }
+
+ private:
+  // nullopt here and below: after a pause, once more.
+  Result<std::optional<StagedShard>> Try() {
+    if (!IsOneName(name_)) {
+      return Error(Code::kInvalidArgument, "not a name: " + EscapeForLog(name_));
+    }
+    TK_ASSIGN_OR_RETURN(const auto tree, Settle());
+    if (!tree) return std::optional<StagedShard>();
+    auto hashed =
+        HashSave(root_, data_, *tree, identity_, parts_.pool, cancelled_.get(), parts_.logger);
+    // Whether an error counts is seen below, too: a file may have been cut short meanwhile.
+    if (!hashed.ok() && hashed.error().code() == Code::kCancelled) return hashed.error();
+    TK_ASSIGN_OR_RETURN(const bool still, IsStill(*tree));
+    if (still && !hashed.ok()) return hashed.error();
+    if (still) return Adopt(std::move(hashed->manifest));
+    parts_.logger.Warning("save {} changed while it was hashed, once more", EscapeForLog(name_));
+    if (!MayPause()) {
+      return Error(Code::kFailedPrecondition,
+                   fmt::format("the save keeps changing: not still within {}",
+                               FormatDuration(parts_.options.writers_limit)));
+    }
+    return std::optional<StagedShard>();
+  }
+
+  Result<std::optional<StagedShard>> Adopt(Manifest manifest) {
+    StagedShard shard;
+    TK_ASSIGN_OR_RETURN(shard.digest, parts_.store->Adopt(name_, manifest));
+    shard.manifest = std::move(manifest);
+    shard.hash_time = parts_.clock->Now() - begin_;
+    parts_.logger.Info("{} of rank {} worker {} staged: {} in {} entries, hashed in {}",
+                       identity_.save.ToString(), identity_.rank, identity_.worker,
+                       FormatBytes(shard.manifest.TotalBytes()), shard.manifest.entries.size(),
+                       FormatDuration(shard.hash_time));
+    return std::optional(std::move(shard));
+  }
 
   // A tree that may be hashed: within the limits, each file with this one name only, and nobody
   // writing. What was true a moment ago may have changed again: hence IsStill after hashing.
-  Result<std::vector<TreeEntry>> Settle() {
+  Result<std::optional<std::vector<TreeEntry>>> Settle() {
     for (;;) {
-      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_));
-      auto tree = WalkTree(root_, data_, options_.limits);
-      if (!tree.ok() && tree.error().code() == Code::kAborted && Wait()) continue;
+      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_.get()));
+      auto tree = WalkTree(root_, data_, parts_.options.limits);
+      if (!tree.ok() && tree.error().code() == Code::kAborted && MayPause()) {
+        return std::optional<std::vector<TreeEntry>>();
+      }
       if (!tree.ok()) return tree.error();
       TK_RETURN_IF_ERROR(CheckNotHollow(*tree));
       TK_ASSIGN_OR_RETURN(const bool copied, CopyShared(*tree));
       if (copied) continue;
       TK_ASSIGN_OR_RETURN(const TreeEntry* const written, FindWriter(*tree));
-      if (written == nullptr) return std::move(*tree);
-      if (!Wait()) {
-        return Error(Code::kFailedPrecondition,
-                     fmt::format("entry {} is still open for writing after {}", Shown(*written),
-                                 FormatDuration(options_.writers_limit)));
-      }
+      if (written == nullptr) return std::optional(std::move(*tree));
+      if (MayPause()) return std::optional<std::vector<TreeEntry>>();
+      return Error(Code::kFailedPrecondition,
+                   fmt::format("entry {} is still open for writing after {}", Shown(*written),
+                               FormatDuration(parts_.options.writers_limit)));
     }
   }
 
   // Whether the tree is as it was before hashing, with no writer.
   Result<bool> IsStill(const std::vector<TreeEntry>& before) {
-    auto after = WalkTree(root_, data_, options_.limits);
+    auto after = WalkTree(root_, data_, parts_.options.limits);
     if (!after.ok() && after.error().code() == Code::kAborted) return false;
     if (!after.ok()) return after.error();
     if (!std::equal(before.begin(), before.end(), after->begin(), after->end(), IsSame)) {
@@ -105,14 +156,13 @@ class Staging {
   }
 
   // False: the time is over.
-  bool Wait() {
-    if (clock_->Now() >= deadline_) return false;
-    std::this_thread::sleep_for(poll_);
-    poll_ = std::min(poll_ * 2, kPollMax);
+  bool MayPause() {
+    if (parts_.clock->Now() - begin_ >= parts_.options.writers_limit) return false;
+    pause_ = next_pause_;
+    next_pause_ = std::min(next_pause_ * 2, kPollMax);
     return true;
   }
 
- private:
   Result<const TreeEntry*> FindWriter(const std::vector<TreeEntry>& tree) {
     for (const TreeEntry& entry : tree) {
       if (entry.stat.type != FileType::kFile) continue;
@@ -122,7 +172,7 @@ class Staging {
       if (*probed == LeaseResult::kHasWriters) return &entry;
       if (*probed == LeaseResult::kUnsupported && !leases_missing_) {
         leases_missing_ = true;
-        logger_.Warning(
+        parts_.logger.Warning(
             "no leases here: writers that still have files of the save open can't be "
             "seen; what they change is found when the copy is verified");
       }
@@ -135,7 +185,7 @@ class Staging {
     bool any = false;
     for (const TreeEntry& entry : tree) {
       if (entry.stat.type != FileType::kFile || entry.stat.links <= 1) continue;
-      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_.get()));
       TK_RETURN_IF_ERROR(CopyOne(entry));
       any = true;
     }
@@ -176,7 +226,7 @@ class Staging {
     TK_RETURN_IF_ERROR(to->Resize(stat.bytes));
     std::vector<std::byte> buffer(kHashBufferBytes);
     for (uint64_t at = 0; at < stat.bytes;) {
-      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+      TK_RETURN_IF_ERROR(CheckCancelled(cancelled_.get()));
       const auto piece = MutableByteSpan(buffer).first(
           static_cast<size_t>(std::min<uint64_t>(buffer.size(), stat.bytes - at)));
       TK_RETURN_IF_ERROR(from->ReadExactly(at, piece));
@@ -186,15 +236,16 @@ class Staging {
     return OkStatus();
   }
 
+  const Parts parts_;
   Dir& root_;
+  const std::string name_;
   const std::string dir_;
   const std::string data_;
-  const StageOptions& options_;
-  Clock* clock_;
-  const std::atomic<bool>* cancelled_;
-  const Logger& logger_;
-  const Instant deadline_;
-  Duration poll_ = kPollMin;
+  const ShardIdentity identity_;
+  const std::shared_ptr<const std::atomic<bool>> cancelled_;
+  const Instant begin_;
+  Duration pause_{};
+  Duration next_pause_ = kPollMin;
   bool leases_missing_ = false;
 };
 
@@ -240,39 +291,20 @@ Status Stager::Take(std::string_view name, std::string_view staged_name) {
   return wrong_type;
 }
 
+std::unique_ptr<StageJob> Stager::Start(std::string_view staged_name, const ShardIdentity& identity,
+                                        std::shared_ptr<const std::atomic<bool>> cancelled) {
+  return std::make_unique<Staging>(Staging::Parts{store_, pool_, clock_, options_, logger_},
+                                   staged_name, identity, std::move(cancelled));
+}
+
 Result<StagedShard> Stager::HashAndAdopt(std::string_view staged_name,
                                          const ShardIdentity& identity,
                                          const std::atomic<bool>* cancelled) {
-  if (!IsOneName(staged_name)) {
-    return Error(Code::kInvalidArgument, "not a name: " + EscapeForLog(staged_name));
-  }
-  const Instant begin = clock_->Now();
-  Dir& root = store_->root();
-  Staging staging(root, staged_name, options_, clock_, cancelled, logger_);
+  // The caller's flag, not ours to own.
+  const auto job = Start(staged_name, identity, {std::shared_ptr<void>(), cancelled});
   for (;;) {
-    TK_ASSIGN_OR_RETURN(const std::vector<TreeEntry> tree, staging.Settle());
-    auto hashed = HashSave(root, staging.data(), tree, identity, pool_, cancelled, logger_);
-    // Whether an error counts is seen below, too: a file may have been cut short meanwhile.
-    if (!hashed.ok() && hashed.error().code() == Code::kCancelled) return hashed.error();
-    TK_ASSIGN_OR_RETURN(const bool still, staging.IsStill(tree));
-    if (still && !hashed.ok()) return hashed.error();
-    if (still) {
-      StagedShard shard;
-      TK_ASSIGN_OR_RETURN(shard.digest, store_->Adopt(staged_name, hashed->manifest));
-      shard.manifest = std::move(hashed->manifest);
-      shard.hash_time = clock_->Now() - begin;
-      logger_.Info("{} of rank {} worker {} staged: {} in {} entries, hashed in {}",
-                   identity.save.ToString(), identity.rank, identity.worker,
-                   FormatBytes(shard.manifest.TotalBytes()), shard.manifest.entries.size(),
-                   FormatDuration(shard.hash_time));
-      return shard;
-    }
-    logger_.Warning("save {} changed while it was hashed, once more", EscapeForLog(staged_name));
-    if (!staging.Wait()) {
-      return Error(Code::kFailedPrecondition,
-                   fmt::format("the save keeps changing: not still within {}",
-                               FormatDuration(options_.writers_limit)));
-    }
+    if (auto done = job->Advance()) return std::move(*done);
+    std::this_thread::sleep_for(job->pause());
   }
 }
 

@@ -19,6 +19,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/log.h"
@@ -41,6 +42,16 @@ struct StagedShard {
   Duration hash_time{};
 };
 
+// One save on its way from staged/ to a shard, in steps: between two of them nothing is held, so
+// that nobody need block while the save's writers are waited for. Threads: one at a time.
+class StageJob {
+ public:
+  virtual ~StageJob() = default;
+  // nullopt: call again after pause().
+  virtual std::optional<Result<StagedShard>> Advance() = 0;
+  virtual Duration pause() const = 0;
+};
+
 class Stager {
  public:
   Stager(Store* store, WorkerPool* pool, Clock* clock, StageOptions options, Logger logger);
@@ -48,7 +59,11 @@ class Stager {
   // `name` in the volume → store/staged/<staged_name>/data. kNotFound: it's gone (the client took
   // it away); kFailedPrecondition: a link or special file of that name.
   Status Take(std::string_view name, std::string_view staged_name);
-  // Hashes and adopts. Blocking; `cancelled` is read between chunks and while waiting for writers.
+  // Hashes and adopts. `cancelled` (may be null) is read between chunks and before each step. This
+  // must outlive the job.
+  std::unique_ptr<StageJob> Start(std::string_view staged_name, const ShardIdentity& identity,
+                                  std::shared_ptr<const std::atomic<bool>> cancelled);
+  // All of it on this thread, pauses too.
   Result<StagedShard> HashAndAdopt(std::string_view staged_name, const ShardIdentity& identity,
                                    const std::atomic<bool>* cancelled);
 
