@@ -47,12 +47,16 @@ struct SpaceInfo {
   uint64_t free_inodes = 0;
 };
 
+// No empty, "." or ".." component and no zero byte: then a path means one thing only, and leads
+// nowhere but down.
+bool IsPlainPath(std::string_view path);
+
 // A mapped range; unmapped on destruction. Reading one that a stranger can truncate is SIGBUS, so
 // only our own incoming files are mapped for use by our code (docs/ARCHITECTURE.md, "Staging").
 class Mapping {
  public:
   Mapping(std::byte* data, size_t size) : data_(data), size_(size) {}
-  ~Mapping();
+  virtual ~Mapping() = default;
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   std::byte* data() const { return data_; }

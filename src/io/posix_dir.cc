@@ -18,19 +18,6 @@ namespace {
 
 using posix::OpenBeneath;
 
-// No empty, "." or ".." component and no zero byte: then a path means one thing only, and the
-// basename can be handed to an *at call as it is.
-bool IsPlainPath(std::string_view path) {
-  if (path.find('\0') != std::string_view::npos) return false;
-  while (true) {
-    const size_t slash = path.find('/');
-    const std::string_view name = path.substr(0, slash);
-    if (name.empty() || name == "." || name == "..") return false;
-    if (slash == std::string_view::npos) return true;
-    path.remove_prefix(slash + 1);
-  }
-}
-
 // A name's parent directory, opened, and the name in it.
 struct Place {
   UniqueFd opened;
@@ -377,6 +364,17 @@ Result<LeaseResult> PosixDir::ProbeWriters(std::string_view path) {
 }
 
 }  // namespace
+
+bool IsPlainPath(std::string_view path) {
+  if (path.find('\0') != std::string_view::npos) return false;
+  while (true) {
+    const size_t slash = path.find('/');
+    const std::string_view name = path.substr(0, slash);
+    if (name.empty() || name == "." || name == "..") return false;
+    if (slash == std::string_view::npos) return true;
+    path.remove_prefix(slash + 1);
+  }
+}
 
 Result<std::unique_ptr<Dir>> OpenPosixDir(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -27,6 +27,17 @@ Error FileError(int errno_value, std::string what) {
   return ErrnoError(errno_value, std::move(what));
 }
 
+class PosixMapping : public Mapping {
+ public:
+  using Mapping::Mapping;
+  ~PosixMapping() override {
+    if (size() == 0) return;
+    // The map began at the page that holds its first byte.
+    const size_t lead = reinterpret_cast<uintptr_t>(data()) % PageBytes();
+    TK_CHECK(::munmap(data() - lead, size() + lead) == 0);
+  }
+};
+
 class PosixFile : public File {
  public:
   PosixFile(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
@@ -83,13 +94,13 @@ class PosixFile : public File {
   }
 
   Result<std::unique_ptr<Mapping>> Map(uint64_t offset, size_t bytes, MapAccess access) override {
-    if (bytes == 0) return std::make_unique<Mapping>(nullptr, 0);
+    if (bytes == 0) return std::make_unique<PosixMapping>(nullptr, 0);
     const size_t lead = offset % PageBytes();
     const int protection = access == MapAccess::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
     void* at = ::mmap(nullptr, bytes + lead, protection, MAP_SHARED, fd_.get(),
                       static_cast<off_t>(offset - lead));
     if (at == MAP_FAILED) return FileError(errno, "map " + name_);
-    return std::make_unique<Mapping>(static_cast<std::byte*>(at) + lead, bytes);
+    return std::make_unique<PosixMapping>(static_cast<std::byte*>(at) + lead, bytes);
   }
 
   Status Sync() override {
@@ -105,13 +116,6 @@ class PosixFile : public File {
 };
 
 }  // namespace
-
-Mapping::~Mapping() {
-  if (size_ == 0) return;
-  // The map began at the page that holds its first byte.
-  const size_t lead = reinterpret_cast<uintptr_t>(data_) % PageBytes();
-  TK_CHECK(::munmap(data_ - lead, size_ + lead) == 0);
-}
 
 namespace posix {
 
