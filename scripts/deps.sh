@@ -8,7 +8,7 @@ packages=(
   # Building
   g++ cmake ninja-build ccache mold pkg-config git
   # Checking
-  clang-format clang-tidy-16
+  clang-format clang-tidy-16 clang-16 libclang-rt-16-dev
   # Tests, demo and benchmarks
   python3 python3-venv iperf3 util-linux openssl e2fsprogs
   # Libraries

@@ -3,12 +3,15 @@
 # again. With CI=true a test that is skipped without being on tests/allowed_skips.txt fails too.
 #
 #   SANITIZER=asan|tsan|none   which sanitizer's turn it is (default: by the day of the year)
+#   FUZZ_SECONDS=N             how long a third of the fuzz targets runs, another each day (default:
+#                              120; 0: not at all, their seeds are run by the unit tests anyway)
 #   JOBS=N                     parallel compilations and tests (default: one a core)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=${JOBS:-$(nproc)}
 turns=(asan tsan)
 sanitizer=${SANITIZER:-${turns[10#$(date -u +%j) % 2]}}
+fuzz_seconds=${FUZZ_SECONDS:-120}
 case $sanitizer in asan | tsan | none) ;; *)
   echo "test: SANITIZER is asan, tsan or none, not '$sanitizer'" >&2
   exit 2
@@ -58,6 +61,10 @@ if [[ $sanitizer != none ]]; then
   stage "build ($sanitizer)" "cmake --preset $sanitizer && cmake --build --preset $sanitizer" \
     build "$sanitizer" unit_tests
   stage "unit tests ($sanitizer)" "ctest --preset $sanitizer -L unit" unit_tests "$sanitizer"
+fi
+if ((fuzz_seconds)); then
+  export TURN=$((10#$(date -u +%j) % 3))/3 SECONDS_ALL=$fuzz_seconds
+  stage "fuzz targets ($TURN)" "TURN=$TURN scripts/fuzz.sh" scripts/fuzz.sh
 fi
 printf '%s\n' "==> stages so far" "${durations[@]}"
 # Last, so that the run ends with pytest's own summary.

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "format/format_testutil.h"
+#include "format/message_testutil.h"
 #include "format/record.h"
 
 namespace tierkeep {
@@ -15,147 +16,10 @@ using control::Envelope;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr char kJob[] = "job-1";
-const WorldShape kWorld{Framework::kOrbax, 4, 1, 2};
+constexpr const char* kJob = MessageMaker::kJob;
+const WorldShape kWorld = MessageMaker::World();
 
-// ---- one valid message of each kind ------------------------------------------------------------
-
-struct Maker {
-  Prng prng;
-  RunId run = RandomRun(&prng);
-  SaveKey save{run, 100, 1};
-
-  ShardSummary Shard(Rank rank) { return RandomShard(&prng, kJob, save, kWorld, rank, 0); }
-  Envelope Empty() {
-    Envelope e;
-    e.set_job(kJob);
-    e.set_sender("node-a");
-    e.set_epoch(7);
-    *e.mutable_run() = ToProto(run);
-    return e;
-  }
-  std::string Token() { return prng.Bytes(32); }
-  void Data(control::Address* address) {
-    address->set_host("10.0.0.1");
-    address->set_port(1234);
-  }
-  control::JobSettings Settings() {
-    JobConfig config;
-    config.job = kJob;
-    config.world = kWorld;
-    config.peer_ranks = {0, 2};
-    return SettingsOf(config);
-  }
-  control::RestoreChoice Choice() {
-    control::RestoreChoice choice;
-    choice.set_decision(1);
-    *choice.mutable_generation() = RandomGeneration(&prng, kJob, kWorld);
-    return choice;
-  }
-  control::SaveStaged Staged() {
-    control::SaveStaged m;
-    ShardSummary shard = Shard(1);
-    shard.identity.ordinal = 3;
-    *m.mutable_save() = ToProto(save);
-    m.set_ordinal(3);
-    *m.add_shards() = ToProto(shard);
-    return m;
-  }
-
-  Envelope Join() {
-    Envelope e = Empty();
-    control::Join& m = *e.mutable_join();
-    m.set_rank(1);
-    *m.mutable_attempt() =
-        ToProto(AttemptId{RandomFixed<Id128>(&prng), RandomFixed<Id128>(&prng), 3});
-    m.set_node("node-a");
-    *m.mutable_settings() = Settings();
-    Data(m.mutable_data());
-    m.set_data_token(Token());
-    *m.mutable_highest_run() = ToProto(run);
-    *m.mutable_in_run() = ToProto(run);
-    m.set_released(true);
-    *m.mutable_restored() = Choice();
-    *m.mutable_inventory()->add_shards() = ToProto(Shard(2));
-    *m.mutable_inventory()->add_generations() = RandomGeneration(&prng, kJob, kWorld);
-    m.mutable_inventory()->add_unreadable()->set_detail("staged/x: EIO");
-    m.add_previous_nodes("node-b");
-    *m.add_staged() = Staged();
-    *m.mutable_last_run() = ToProto(run);
-    *m.mutable_last_restored() = Choice();
-    m.set_agent_boot(prng.Bytes(16));
-    return e;
-  }
-  Envelope RunStart() {
-    Envelope e = Empty();
-    control::RunStart& m = *e.mutable_run_start();
-    *m.mutable_run() = ToProto(run);
-    m.set_epoch(7);
-    *m.mutable_settings() = Settings();
-    for (uint32_t i = 0; i <= kWorld.nodes; ++i) {
-      control::Member& member = *m.add_members();
-      member.set_rank(i < kWorld.nodes ? i : 0);
-      member.set_holder(i == kWorld.nodes);
-      member.set_node("node-" + std::to_string(i));
-      member.set_agent(prng.Bytes(16));
-      Data(member.mutable_data());
-      member.set_data_token(Token());
-    }
-    return e;
-  }
-  Envelope Restore() {
-    Envelope e = Empty();
-    *e.mutable_restore()->mutable_choice() = Choice();
-    control::SourceList& wanted = *e.mutable_restore()->add_wanted();
-    *wanted.mutable_shard() = ToProto(Shard(0));
-    wanted.add_nodes("node-b");
-    return e;
-  }
-  Envelope Prepared() {
-    Envelope e = Empty();
-    e.mutable_restore_prepared()->set_decision(1);
-    e.mutable_restore_prepared()->add_bad_shards(Shard(0).digest.Raw());
-    e.mutable_restore_prepared()->add_bad_sources("node-c");
-    return e;
-  }
-  Envelope Commit() {
-    Envelope e = Empty();
-    *e.mutable_commit()->mutable_generation() = RandomGeneration(&prng, kJob, kWorld);
-    e.mutable_commit()->mutable_generation()->set_committed(true);
-    e.mutable_commit()->add_keep(Shard(0).digest.Raw());
-    return e;
-  }
-
-  std::vector<Envelope> All() {
-    std::vector<Envelope> all = {Join(), RunStart(), Restore(), Prepared(), Commit()};
-    const auto add = [&]() -> Envelope& { return all.emplace_back(Empty()); };
-    add().mutable_rejected()->set_reason("rank 1 is node-b's");
-    add().mutable_release()->set_decision(2);
-    *add().mutable_save_staged() = Staged();
-    Envelope& failed = add();
-    *failed.mutable_save_failed()->mutable_save() = ToProto(save);
-    failed.mutable_save_failed()->set_ordinal(1);
-    failed.mutable_save_failed()->set_error("no space");
-    Envelope& keep = add();
-    keep.mutable_keep()->set_order(4);
-    *keep.mutable_keep()->add_wanted()->mutable_shard() = ToProto(Shard(3));
-    Envelope& kept = add();
-    kept.mutable_kept()->set_order(4);
-    kept.mutable_kept()->add_held(Shard(3).digest.Raw());
-    *add().mutable_drop()->mutable_save() = ToProto(save);
-    Envelope& recorded = add();
-    *recorded.mutable_commit_recorded()->mutable_run() = ToProto(run);
-    recorded.mutable_commit_recorded()->set_save_number(5);
-    add().mutable_ping()->set_number(1);
-    *add().mutable_run_ended()->mutable_run() = ToProto(run);
-    add().mutable_leaving();
-    Envelope& status = add();
-    status.mutable_job_status()->set_state("running");
-    status.mutable_job_status()->add_missing_ranks(3);
-    *status.mutable_job_status()->mutable_last_committed() = RandomGeneration(&prng, kJob, kWorld);
-    return all;
-  }
-};
+using Maker = MessageMaker;
 
 Maker MakerOf(uint64_t seed) { return Maker{Prng(seed)}; }
 
