@@ -1,5 +1,6 @@
 #include "agent/node_host.h"
 
+#include "base/mutation.h"
 #include "base/overloaded.h"
 #include "format/messages.h"
 #include "format/store_names.h"
@@ -466,6 +467,7 @@ Status NodeHost::Do(const NodeAction::DeleteShards& action) {
 void NodeHost::OnChange(const DirChange& change) {
   using Kind = DirChange::Kind;
   if (change.kind == Kind::kOverflow) {
+    TK_PROBE(kWatchOverflow);
     ordered_->Submit([this] {
       ReadConfigNow();
       ReadJaxInit();

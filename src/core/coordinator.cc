@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/coordinator_impl.h"
 
 namespace tierkeep {
@@ -122,6 +123,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousFailed& 
 }
 
 void CoordinatorMachine::Impl::StandDown(const std::string& reason) {
+  TK_PROBE(kNewerCoordinator);
   ForEachPeer([&](Peer& peer) { Reject(peer, reason, false); });
   Log(Severity::kWarning, "This node no longer coordinates the job: " + reason);
   actions_.emplace_back(CoordinatorAction::StandDown{reason});

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/coordinator_impl.h"
 
 namespace tierkeep {
@@ -150,6 +151,7 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
                           : NameOf(peer.node(), peer.rank(), peer.join.data()),
                     NameOf(winner.node(), winner.rank(), winner.join.data()));
     Log(Severity::kError, reason);
+    TK_PROBE(kRankTakenByNewer);
     const Peer& loser = newer ? other : peer;
     Reject(loser, reason, true);
     refused_attempts_[loser.agent()] = loser.attempt();
@@ -235,6 +237,7 @@ void CoordinatorMachine::Impl::TryClose() {
     for (const auto& [rank, peer] : resumed_) {
       if (peer.in_run() != run) return;
     }
+    TK_PROBE(kRunGoesOn);
     continuing_ = true;
     members_ = std::exchange(resumed_, {});
   }
@@ -273,9 +276,12 @@ void CoordinatorMachine::Impl::WriteRun() {
   Epoch epoch = std::max<Epoch>(epoch_, record_.epoch());
   for (const auto& [rank, peer] : members_) {
     epoch = std::max<Epoch>(epoch, peer.join.highest_epoch());
+    if (TK_MUTATION(kLowRunSequence)) continue;
     sequence = std::max<uint64_t>(sequence, peer.join.highest_run().sequence() + 1);
   }
-  sequence = std::max<uint64_t>(sequence, record_.run().sequence() + 1);
+  if (!TK_MUTATION(kLowRunSequence)) {
+    sequence = std::max<uint64_t>(sequence, record_.run().sequence() + 1);
+  }
   if (continuing_) {
     run_ = members_.begin()->second.in_run();
   } else {
@@ -382,6 +388,7 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
     return;
   }
   if (member != nullptr) {
+    TK_PROBE(kRunEndsForYaml);
     EndRun(fmt::format("node {} has a new replicator.yaml", peer.node()));
     GatherJoin(std::move(peer));
     return;
@@ -399,6 +406,7 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
   SetProblem("stranger", fmt::format("node {} wants rank {} of the job while its run goes on",
                                      pending_[rank].node(), rank));
   if (pending_.size() == nodes) {
+    TK_PROBE(kStrangersTakeOver);
     EndRun("all ranks have come with a new replicator.yaml");
     return;
   }

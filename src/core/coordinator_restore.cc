@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/coordinator_impl.h"
 
 namespace tierkeep {
@@ -41,6 +42,7 @@ void CoordinatorMachine::Impl::StartRestore() {
     StartRunning();
   } else {
     // What some were released with holds for the rest.
+    TK_PROBE(kResumeMidRestore);
     Announce();
   }
 }
@@ -96,6 +98,7 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
                                                     : "node " + *absent.begin()));
     Arm(kHolderTimer, options_.timings.holder_grace);
   }
+  TK_PROBE(kWaitedForHolders);
   waiting_for_holders_ = true;
   return true;
 }
@@ -104,6 +107,7 @@ void CoordinatorMachine::Impl::Decide() {
   if (state_ != State::kRestoring) return;
   const RestoreAnswer answer = ChooseRestore(Question());
   if (answer.kind == RestoreAnswer::Kind::kBlocked) {
+    TK_PROBE(kRestoreBlocked);
     const std::string reason = "the restore decision stops: " + answer.reason;
     RejectMembers(reason);
     EndRun(reason);
@@ -119,6 +123,7 @@ void CoordinatorMachine::Impl::Decide() {
   choice.set_decision(++decision_);
   choice.set_reason(answer.reason);
   if (answer.kind == RestoreAnswer::Kind::kGeneration) {
+    TK_PROBE_IF(kOlderGeneration, answer.better_may_exist);
     *choice.mutable_generation() = answer.generation;
     Log(Severity::kInfo,
         fmt::format("We will restore in-cluster checkpoint: {}", answer.generation.save().step()));
@@ -151,6 +156,7 @@ void CoordinatorMachine::Impl::SendRestore(const Peer& member) {
       auto* wanted = message.mutable_restore()->add_wanted();
       for (std::string& node :
            SourcesFor(holdings_, failures_, DigestOf(shard), member.node(), member.rank())) {
+        TK_PROBE_IF(kHolderServes, holders_.count(node) != 0);
         wanted->add_nodes(std::move(node));
       }
       *wanted->mutable_shard() = std::move(shard);
@@ -192,6 +198,7 @@ void CoordinatorMachine::Impl::NoteFailure(Peer* member, const control::RestoreP
     holdings_.RemoveCopy(member->node(), FixedFromProto<Blake3>(bad));
   }
   for (const std::string& source : m.bad_sources()) ++failures_[{member->node(), source}];
+  TK_PROBE_IF(kSecondSourceFailed, m.bad_sources_size() > 1);
   if (m.bad_shards().empty() && m.bad_sources().empty()) ++member->failures;
   if (member->failures > kOwnFailuresMax || decision_ >= kDecisionsMax) {
     const std::string reason = fmt::format("node {} can't prepare its part of the checkpoint: {}",
@@ -233,7 +240,7 @@ void CoordinatorMachine::Impl::PrepareDeadline() {
 
 void CoordinatorMachine::Impl::ReleaseIfAllPrepared() {
   for (const auto& [rank, peer] : members_) {
-    if (!peer.prepared) return;
+    if (!peer.prepared && !TK_MUTATION(kReleaseEarly)) return;
   }
   Disarm(kPrepareTimer);
   for (auto& [rank, peer] : members_) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/coordinator_impl.h"
 
 namespace tierkeep {
@@ -117,6 +118,7 @@ void CoordinatorMachine::Impl::BeginSave(const SaveKey& save) {
   protection.plan = PlanProtection(record, NodesByRank(), keepers_);
   ClearProblem("replicas");
   if (!protection.plan.disagreements.empty()) {
+    TK_PROBE(kDivergentReplicas);
     std::string text = "Data-parallel replicas disagree, real copies are made:";
     for (const std::string& odd : protection.plan.disagreements) text += " " + odd + ";";
     text.pop_back();
@@ -129,6 +131,8 @@ void CoordinatorMachine::Impl::BeginSave(const SaveKey& save) {
 }
 
 void CoordinatorMachine::Impl::BeginRebuild(const control::GenerationRecord& record, bool commits) {
+  TK_PROBE(kRebuild);
+  if (TK_MUTATION(kNoRebuild)) return;
   Protection protection;
   protection.record = record;
   protection.rebuild = true;
@@ -159,7 +163,8 @@ void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot) {
       return;
     }
   }
-  if (missing.empty()) {
+  if (missing.empty() || TK_MUTATION(kCommitOnSendersWord)) {
+    TK_PROBE_IF(kCommitWaits, protection.commits && !AllConnected());
     if (!protection.commits) {
       ClearProblem("redundancy");
       slot->reset();

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -13,7 +14,8 @@ void Holdings::SetNode(const std::string& node, const std::string& job,
                        const control::Inventory& inventory) {
   RemoveNode(node);
   for (const auto& shard : inventory.shards()) {
-    if (shard.job() == job) Add(node, shard, shard.suspect() ? Copy::kSuspect : Copy::kVerified);
+    const bool counts = !shard.suspect() || TK_MUTATION(kCountSuspectCopy);
+    if (shard.job() == job) Add(node, shard, counts ? Copy::kVerified : Copy::kSuspect);
   }
   for (const auto& record : inventory.generations()) {
     if (record.job() == job) records_[node].push_back(record);

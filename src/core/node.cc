@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
 
@@ -72,7 +73,7 @@ void NodeMachine::Impl::Send(control::Envelope message) {
 
 bool NodeMachine::Impl::HoldsVerified(const Blake3& digest) const {
   const auto shard = shards_.find(digest);
-  return shard != shards_.end() && !shard->second.suspect();
+  return shard != shards_.end() && (!shard->second.suspect() || TK_MUTATION(kCountSuspectCopy));
 }
 
 // ---- messages --------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ bool NodeMachine::Impl::Accepts(const control::Envelope& message) const {
     return message.epoch() == holder_epoch_ && FromProto(message.run()) == holder_run_ &&
            message.has_commit();
   }
-  return entered_ && message.epoch() == state_.epoch() &&
+  return entered_ && (message.epoch() == state_.epoch() || TK_MUTATION(kAcceptOlderEpoch)) &&
          FromProto(message.run()) == FromProto(state_.run());
 }
 
@@ -204,6 +205,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
 void NodeMachine::Impl::TakeBackSkipped(const NodeEvent::BatchFailed& e) {
   if (undo_ && std::find(e.skipped.begin(), e.skipped.end(), undo_->task) != e.skipped.end()) {
     // The commit is not recorded here: nothing that it made obsolete may be forgotten.
+    TK_PROBE(kCommitTakenBack);
     generations_ = std::move(undo_->generations);
     for (auto& [save, own] : undo_->saves) saves_.emplace(save, std::move(own));
     committed_ = std::move(undo_->committed);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
 #include "core/restore_choice.h"
@@ -40,7 +41,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
   }
   accepted_at_ = now_;
   if (!state_.last_run().nonce().empty()) NoteShards();
-  if (!state_.volume_cleaned()) {
+  TK_PROBE_IF(kResumeMidClean, !state_.volume_cleaned());
+  if (!state_.volume_cleaned() || TK_MUTATION(kCleanOnResume)) {
     phase_ = Phase::kCleaning;
     Arm(kGatherTimer, GatherBudget());
     JobConfig previous = *config_;
@@ -76,6 +78,7 @@ void NodeMachine::Impl::Resume() {
     }
   }
   phase_ = Phase::kRunning;
+  TK_PROBE_IF(kResumeMidRelease, !state_.links_placed());
   if (!state_.links_placed()) PlaceAll();
 }
 
@@ -151,6 +154,7 @@ void NodeMachine::Impl::StageAdopted(const std::vector<std::string>& names) {
       own.ordinal = ordinal->second;
       own.staged_names[unit.worker] = name;
     } else {
+      TK_PROBE(kSaveAdopted);
       adopting_.insert(task);
     }
     const WorldShape world =
@@ -170,7 +174,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::ConfigSeen& e) {
 }
 
 void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
-  if (!state_.config_file_id().empty() && e.file_id == state_.config_file_id()) {
+  const bool same = !state_.config_file_id().empty() && e.file_id == state_.config_file_id();
+  if (same && !TK_MUTATION(kSameYamlIsNew)) {
     // The same file is the same attempt. It stands longer than it should only when its removal was
     // cut short.
     if (!config_ || (Released() && state_.links_placed())) RemoveConfig();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
 
@@ -246,7 +247,9 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
     Do(NodeAction::UseMembers{members_});
     return;
   }
-  if (m.epoch() < state_.highest_epoch() || (same_run && m.epoch() < state_.epoch())) {
+  const bool older = m.epoch() < state_.highest_epoch() || (same_run && m.epoch() < state_.epoch());
+  if (older && !TK_MUTATION(kAcceptOlderEpoch)) {
+    TK_PROBE(kOlderEpochDropped);
     ++dropped_messages_;
     return;
   }

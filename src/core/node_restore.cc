@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
 #include "core/restore_choice.h"
@@ -35,7 +36,8 @@ void NodeMachine::Impl::OnRestore(const control::Restore& m) {
   for (const auto& wanted : m.wanted()) {
     const Blake3 digest = DigestOf(wanted.shard());
     // Verified for an earlier decision of this attempt: the job has not had it since.
-    if (HoldsVerified(digest) && checked_.count(digest) != 0) continue;
+    const bool checked = checked_.count(digest) != 0 || TK_MUTATION(kLinkBeforeVerify);
+    if (HoldsVerified(digest) && checked) continue;
     restore_->open.insert(digest);
   }
   const control::Restore order = m;
@@ -115,11 +117,12 @@ void NodeMachine::Impl::PlaceAll() {
   } else {
     const tierkeep::Step step = choice.generation().save().step();
     const auto shards = ShardsOfRank(choice.generation(), config_->rank);
-    Do(NodeAction::WritePrerestore{step});
+    if (!TK_MUTATION(kLinksBeforeDecision)) Do(NodeAction::WritePrerestore{step});
     for (Worker worker = 0; worker < workers; ++worker) {
       Do(NodeAction::PlaceLink{{config_->job, step, config_->rank, worker},
                                DigestOf(shards[worker])});
     }
+    if (TK_MUTATION(kLinksBeforeDecision)) Do(NodeAction::WritePrerestore{step});
   }
   // A task with nothing to do: it ends once all before it was carried out, or is skipped with it.
   release_task_ = NewTask();

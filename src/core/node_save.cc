@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
 
@@ -60,6 +61,8 @@ void NodeMachine::Impl::StageSave(tierkeep::Step step, const std::map<Worker, st
     ordinal = std::max(ordinal, own.ordinal);
     if (other.step == step) save.occurrence = std::max(save.occurrence, other.occurrence + 1);
   }
+  TK_PROBE_IF(kStepSavedAgain, save.occurrence > 1);
+  if (TK_MUTATION(kLoseOccurrence)) save.occurrence = 1;
   OwnSave& own = saves_[save];
   own.ordinal = ordinal + 1;
   for (const auto& [worker, name] : names) {
@@ -126,6 +129,13 @@ void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
 }
 
 void NodeMachine::Impl::SaveIsStaged(const SaveKey& save, OwnSave* own) {
+  if (TK_MUTATION(kCollectBeforeCommit)) {
+    std::vector<Blake3> older;
+    for (const auto& [digest, shard] : shards_) {
+      if (FromProto(shard.save()) != save) older.push_back(digest);
+    }
+    DeleteAll(older, {});
+  }
   if (entered_) {
     TellStaged(save, own);
   } else {
@@ -169,6 +179,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::StageFailed& e) {
   }
   const auto own = saves_.find(work.unit.save);
   if (own == saves_.end()) return;  // dropped meanwhile
+  TK_PROBE_IF(kSaveRefused, !gone);
   if (!gone) {
     WriteError(fmt::format("the save of {} can't be taken: {}", work.unit.save.ToString(),
                            e.error.ToString()));
@@ -231,6 +242,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Verified& e) {
   WriteError(fmt::format("the copy of rank {}'s shard of step {} is bad: {}",
                          fetch.wanted.shard().rank(), fetch.wanted.shard().save().step(),
                          e.problem));
+  TK_PROBE(kBadCopyReplaced);
   shards_.erase(digest);
   if (restore_ && restore_->open.count(digest) != 0) {
     restore_->answer.add_bad_shards(digest.Raw());
@@ -496,7 +508,8 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
       return entry.second.ordinal <= ordinal && entry.second.staged_names.empty();
     });
   }
-  const std::vector<Blake3> outdated = Outdated(m);
+  const std::vector<Blake3> outdated =
+      TK_MUTATION(kNeverCollect) ? std::vector<Blake3>() : Outdated(m);
   for (const Blake3& digest : outdated) CancelFetch(digest);
   DeleteAll(outdated, {});
   TellMetas();

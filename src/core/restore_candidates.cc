@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/mutation.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -22,7 +23,8 @@ class PlaceFiller {
   Filled Fill() {
     Filled filled;
     const std::optional<Place> disagreeing = FindDisagreement();
-    if (disagreeing) {
+    if (disagreeing && !TK_MUTATION(kMixReplicas)) {
+      TK_PROBE(kOneRowForAll);
       filled.problem = fmt::format(
           "{}: the replicas of rank {} hold different values; one consistent partition is used "
           "for all",
@@ -120,7 +122,10 @@ class PlaceFiller {
       if (shard->logical().empty()) return nullptr;  // equality isn't known
     }
     for (const auto* shard : shards) {
-      if (const auto* found = Reachable(DigestOf(*shard), place.first)) return found;
+      const auto* found = Reachable(DigestOf(*shard), place.first);
+      if (found == nullptr) continue;
+      TK_PROBE(kReplicaStandsIn);
+      return found;
     }
     return nullptr;
   }
@@ -250,7 +255,10 @@ std::vector<Candidate> FindCandidates(const RestoreQuestion& question) {
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const Candidate& a, const Candidate& b) { return b.order < a.order; });
+                   [](const Candidate& a, const Candidate& b) {
+                     if (TK_MUTATION(kNewestByStep)) return b.save.step < a.save.step;
+                     return b.order < a.order;
+                   });
   return candidates;
 }
 

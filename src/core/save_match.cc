@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -61,11 +62,13 @@ bool SaveMatcher::IsOlder(const Save& a, const Save& b) const {
 SaveMatcher::Drops SaveMatcher::Complete(const SaveKey& key) {
   Drops drops;
   const Save newest = saves_.at(key);
+  if (active_ && TK_MUTATION(kTwoUncommitted)) return drops;
   std::vector<SaveKey> passed_over;
   for (const auto& [other, save] : saves_) {
     if (other != key && active_ != other && IsOlder(save, newest)) passed_over.push_back(other);
   }
   for (const SaveKey& other : passed_over) {
+    TK_PROBE(kSaveSkipped);
     Drop(other, "some node skipped it and a newer save is complete", &drops);
   }
   if (!active_) {
@@ -79,6 +82,7 @@ SaveMatcher::Drops SaveMatcher::Complete(const SaveKey& key) {
          &drops);
     return drops;
   }
+  TK_PROBE(kSaveOvertaken);
   overtaken_ = overtaken_ || !stalled_;
   Drop(*active_, "a newer save is complete", &drops);
   active_ = key;

@@ -1,9 +1,13 @@
 #include "tiers/peer/chunk_index.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 
 #include "base/check.h"
+#include "base/log.h"
+#include "base/mutation.h"
 
 namespace tierkeep {
 
@@ -40,6 +44,14 @@ void ChunkIndex::Cursor::Advance() {
   const size_t next = index_->files_[file_].entry;
   const ManifestEntry& next_entry = index_->manifest_->entries[next];
   place_ = {.entry = next, .chunk = &next_entry.chunks[0], .file_bytes = next_entry.bytes};
+}
+
+Status CheckChunk(const Manifest& manifest, const ChunkPlace& place, const Xxh128& received) {
+  if (received == place.chunk->digest || TK_MUTATION(kTakeWithoutDigest)) return OkStatus();
+  TK_PROBE(kWrongBytesReceived);
+  return Error(Code::kDataLoss,
+               fmt::format("bytes of {} from offset {} differ from their digest",
+                           EscapeForLog(manifest.entries[place.entry].path), place.offset));
 }
 
 }  // namespace tierkeep

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/digest.h"
+#include "base/result.h"
 #include "format/manifest.h"
 
 namespace tierkeep {
@@ -47,5 +49,8 @@ class ChunkIndex {
   std::vector<File> files_;  // those with chunks, in order
   uint64_t count_ = 0;
 };
+
+// kDataLoss, naming the place, unless what was received has the digest that the manifest demands.
+Status CheckChunk(const Manifest& manifest, const ChunkPlace& place, const Xxh128& received);
 
 }  // namespace tierkeep

@@ -31,12 +31,6 @@ TransferPolicy PolicyFor(const PullerOptions& options, PullPriority priority) {
 
 bool IsSmall(const ChunkPlace& place) { return place.file_bytes < kMapFileBytesMin; }
 
-Error WrongBytes(const Manifest& manifest, const ChunkPlace& place) {
-  return Error(Code::kDataLoss,
-               fmt::format("bytes of {} from offset {} differ from their digest",
-                           EscapeForLog(manifest.entries[place.entry].path), place.offset));
-}
-
 }  // namespace
 
 PullJob::PullJob(PullContext* context, const PullRequest& request,
@@ -274,10 +268,7 @@ Status PullJob::ReceiveLarge(Worker& worker, const ChunkPlace& place) {
     worker.hasher.Update(piece);
     out = out.subspan(piece.size());
   }
-  if (worker.hasher.Finish() != place.chunk->digest) {
-    return WrongBytes(incoming_->manifest(), place);
-  }
-  return OkStatus();
+  return CheckChunk(incoming_->manifest(), place, worker.hasher.Finish());
 }
 
 Result<uint64_t> PullJob::ReceiveSmall(Worker& worker, ChunkIndex::Cursor& cursor,
@@ -297,9 +288,7 @@ Result<uint64_t> PullJob::ReceiveSmall(Worker& worker, ChunkIndex::Cursor& curso
     const ChunkPlace& place = cursor.place();
     const ByteSpan data = received.first(place.chunk->bytes);
     received = received.subspan(data.size());
-    if (ComputeXxh128(data) != place.chunk->digest) {
-      return WrongBytes(incoming_->manifest(), place);
-    }
+    TK_RETURN_IF_ERROR(CheckChunk(incoming_->manifest(), place, ComputeXxh128(data)));
     const Status written = incoming_->Write(place.entry, place.offset, data);
     if (!written.ok()) {
       Abort(written.error());

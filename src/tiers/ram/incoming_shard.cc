@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/mutation.h"
 #include "base/time.h"
 #include "format/store_names.h"
 #include "tiers/ram/tree_walk.h"
@@ -28,6 +29,7 @@ Status CheckRoom(Dir& root, const RamStore::NewShard& shard) {
   TK_ASSIGN_OR_RETURN(const SpaceInfo space, root.Space());
   const uint64_t needed = BytesNeeded(shard);
   if (needed > space.free_bytes) {
+    TK_PROBE(kNoRoomForPull);
     return Error(Code::kResourceExhausted,
                  fmt::format("no room for a shard: {} needed, {} free", FormatBytes(needed),
                              FormatBytes(space.free_bytes)));
@@ -64,6 +66,7 @@ Result<std::unique_ptr<IncomingShard>> RamIncomingShard::Start(RamStore* store,
   std::string dir = IncomingPath({SaveUnit{id.save, id.rank, id.worker}, store->RandomNumber()});
   auto incoming = std::make_unique<RamIncomingShard>(store, std::move(shard), std::move(dir));
   TK_RETURN_IF_ERROR(incoming->MakeDirectories());
+  if (TK_MUTATION(kAdoptFromIncoming)) TK_RETURN_IF_ERROR(incoming->WriteManifest());
   return std::unique_ptr<IncomingShard>(std::move(incoming));
 }
 
@@ -187,12 +190,16 @@ Status RamIncomingShard::SetOwnersAndModes() {
   return OkStatus();
 }
 
+Status RamIncomingShard::WriteManifest() {
+  return store_->root().WriteFileAtomically(JoinPath(dir_, kShardManifestName), *shard_.encoded,
+                                            0600);
+}
+
 Status RamIncomingShard::Finish() {
   for (Slot& slot : slots_) slot.map = nullptr;
   TK_RETURN_IF_ERROR(MakeRest());
   TK_RETURN_IF_ERROR(SetOwnersAndModes());
-  TK_RETURN_IF_ERROR(store_->root().WriteFileAtomically(JoinPath(dir_, kShardManifestName),
-                                                        *shard_.encoded, 0600));
+  TK_RETURN_IF_ERROR(WriteManifest());
   TK_RETURN_IF_ERROR(store_->Install(dir_, shard_));
   finished_ = true;
   return OkStatus();

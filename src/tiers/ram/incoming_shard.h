@@ -31,6 +31,7 @@ class RamIncomingShard : public IncomingShard {
   };
 
   Status MakeDirectories();
+  Status WriteManifest();
   Status CheckEntry(size_t entry) const;
   std::mutex& LockOf(size_t entry) { return locks_[entry % locks_.size()]; }
   std::string PathOf(size_t entry) const;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "format/messages.h"
 #include "format/store_names.h"
 #include "format/volume_names.h"
@@ -115,6 +116,7 @@ std::vector<UnreadableItem> RamStore::unreadable() const {
 }
 
 void RamStore::AddUnreadable(UnreadableItem item) {
+  TK_PROBE(kUnreadableItem);
   logger_.Error("unreadable: {}", item.detail);
   const std::lock_guard lock(mutex_);
   unreadable_.push_back(std::move(item));
@@ -311,6 +313,7 @@ VerifyResult RamStore::Verify(const Blake3& digest, const std::atomic<bool>* can
   if (!now) return {false, result.bytes, fmt::format("shard {} was deleted", digest.Hex())};
   ShardState state = now->state;
   if (result.ok && now->distrusts == before->distrusts && (state.guarded || !other_names)) {
+    TK_PROBE_IF(kSuspectCleared, now->state.suspect);
     state.suspect = false;
     if (!other_names) state.linked = state.guarded = false;
   }

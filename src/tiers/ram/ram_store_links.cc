@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "format/store_names.h"
 #include "format/volume_names.h"
 #include "tiers/ram/ram_store.h"
@@ -217,6 +218,7 @@ bool RamStore::HasOtherNames(const HeldShard& shard) {
 Status RamStore::DistrustMovedLinks() {
   for (const Held& held : LinkedShards()) {
     if (!held.state.guarded || IsIntact(held.shard)) continue;
+    TK_PROBE(kLinksTakenApart);
     logger_.Warning("{} in the volume was taken apart; its copy must be verified again",
                     DataName(held.shard.volume_name));
     ShardState state = held.state;

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/mutation.h"
 #include "format/store_names.h"
 #include "tiers/ram/range_hash.h"
 #include "tiers/ram/save_hash.h"
@@ -149,6 +150,8 @@ class Staging : public StageJob {
     if (!after.ok() && after.error().code() == Code::kAborted) return false;
     if (!after.ok()) return after.error();
     if (!std::equal(before.begin(), before.end(), after->begin(), after->end(), IsSame)) {
+      TK_PROBE(kChangedWhileHashed);
+      if (TK_MUTATION(kIgnoreWriters)) return true;
       return false;
     }
     TK_ASSIGN_OR_RETURN(const TreeEntry* const written, FindWriter(*after));
@@ -169,7 +172,10 @@ class Staging : public StageJob {
       auto probed = root_.ProbeWriters(JoinPath(data_, entry.path));
       if (!probed.ok() && probed.error().code() == Code::kNotFound) return &entry;  // it moves
       if (!probed.ok()) return probed.error();
-      if (*probed == LeaseResult::kHasWriters) return &entry;
+      if (*probed == LeaseResult::kHasWriters && !TK_MUTATION(kIgnoreWriters)) {
+        TK_PROBE(kWriterWaitedFor);
+        return &entry;
+      }
       if (*probed == LeaseResult::kUnsupported && !leases_missing_) {
         leases_missing_ = true;
         parts_.logger.Warning(
@@ -186,6 +192,7 @@ class Staging : public StageJob {
     for (const TreeEntry& entry : tree) {
       if (entry.stat.type != FileType::kFile || entry.stat.links <= 1) continue;
       TK_RETURN_IF_ERROR(CheckCancelled(cancelled_.get()));
+      TK_PROBE(kSharedFileCopied);
       TK_RETURN_IF_ERROR(CopyOne(entry));
       any = true;
     }

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/mutation.h"
 #include "format/volume_texts.h"
 
 namespace tierkeep {
@@ -96,6 +97,7 @@ Status Volume::RemoveConfig(std::string_view id) {
   const bool same = after.ok() && after->stat.inode == before->stat.inode &&
                     DigestOf(*after) == DigestOf(*before);
   // When a still newer one stands there by now, this one is of the past.
+  TK_PROBE_IF(kYamlExchanged, !same);
   if (!same && store_->mount().RenameNew("store/" + aside, "client/" + name).ok()) {
     return OkStatus();
   }
