@@ -1,0 +1,40 @@
+// What many schedules came to.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "sim/simulation.h"
+
+namespace tierkeep::sim {
+
+// Crosses from the processes that run schedules to the one that reports.
+nlohmann::json ToJson(const SimulationResult& result);
+
+class Report {
+ public:
+  // `replay`: the command that runs this schedule again.
+  void Add(const nlohmann::json& result, const std::string& replay);
+  // A process died in the middle of a schedule.
+  void AddDeath(const std::string& replay, const std::string& how);
+  // Below the stated minimums; empty if not, or if there are too few schedules to say.
+  std::vector<std::string> Shortfalls() const;
+  uint64_t failures() const { return failures_; }
+  uint64_t schedules() const { return schedules_; }
+  void Print(double seconds, double cpu_seconds) const;
+  nlohmann::json Json(double seconds, double cpu_seconds) const;
+
+ private:
+  double Average(double total) const { return schedules_ == 0 ? 0 : total / double(schedules_); }
+  uint64_t Crashes() const;
+
+  uint64_t schedules_ = 0, failures_ = 0, events_ = 0, faults_ = 0, run_twice_ = 0;
+  double simulated_seconds_ = 0;
+  std::map<std::string, uint64_t> counts_, faults_by_kind_;
+  nlohmann::json failed_ = nlohmann::json::array();
+};
+
+}  // namespace tierkeep::sim

@@ -1,0 +1,27 @@
+// Schedules by name: those that once showed a fault of the product, kept so that it can't come
+// back, and situations that chance seldom makes. `tierkeep-sim --scenario NAME`, `--list`.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "sim/simulation.h"
+
+namespace tierkeep::sim {
+
+struct Scenario {
+  std::string_view name;
+  std::string_view about;  // one line: what must hold
+  // Either a seed of the usual kind of schedule, or steps by hand between Start and Finish.
+  uint64_t seed = 0;
+  uint32_t nodes = 0;
+  void (*run)(Simulation&) = nullptr;
+  JobShape shape{};  // with `run`
+};
+
+const std::vector<Scenario>& Scenarios();
+// nullptr: no such scenario.
+const Scenario* FindScenario(std::string_view name);
+SimulationResult RunScenario(const Scenario& scenario, bool trace, bool print);
+
+}  // namespace tierkeep::sim

@@ -1,0 +1,230 @@
+#include "sim/sim_host.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "base/check.h"
+
+namespace tierkeep::sim {
+namespace {
+
+constexpr Duration kRestartMin = 500ms;
+constexpr Duration kRestartMax = 8s;
+
+class SimLogSink : public LogSink {
+ public:
+  SimLogSink(const HostParts* parts, size_t host, std::shared_ptr<SimProcess> process,
+             std::string role)
+      : parts_(parts), host_(host), process_(std::move(process)), role_(std::move(role)) {}
+
+  void Write(const LogRecord& record) override {
+    if (!process_->alive()) return;  // nobody reads what a dead process would have said
+    parts_->world->Trace("n{}{} {} {}", host_, role_, SeverityTag(record.severity), record.text);
+    parts_->on_log(host_, record.severity, record.text);
+  }
+
+ private:
+  const HostParts* const parts_;
+  const size_t host_;
+  const std::shared_ptr<SimProcess> process_;
+  const std::string role_;
+};
+
+}  // namespace
+
+SimHost::SimHost(size_t index, const HostParts& parts, uint64_t mount_bytes_max)
+    : index_(index), parts_(parts), world_(parts.world), clock_(parts.world) {
+  SimFsOptions ram;
+  ram.bytes_max = mount_bytes_max;
+  ram.device = 2 * index + 1;
+  ram.post = [this](std::function<void()> work) {
+    world_->After(world_->Between(1us, 300us), std::move(work));
+  };
+  mount_ = std::make_unique<SimFs>(std::move(ram));
+  SimFsOptions disk;
+  disk.disk = true;
+  disk.device = 2 * index + 2;
+  disk_ = std::make_unique<SimFs>(std::move(disk));
+  OpenOutside();
+}
+
+SimHost::~SimHost() {
+  if (life_) life_->process->Kill();
+  life_.reset();
+}
+
+SimHost::Life::~Life() {
+  process->Kill();
+  node.reset();
+  control.reset();
+  pulls.reset();
+}
+
+void SimHost::OpenOutside() {
+  auto dir = mount_->Open(outsider_);
+  TK_CHECK(dir.ok());
+  outside_ = std::move(*dir);
+}
+
+Logger SimHost::LoggerOf(const std::shared_ptr<SimProcess>& process, std::string role) {
+  return Logger(std::make_shared<SimLogSink>(&parts_, index_, process, std::move(role)));
+}
+
+// ---- lives -------------------------------------------------------------------------------------
+
+void SimHost::StartAgent() {
+  if (life_ != nullptr) return;
+  ++lives_;
+  life_ = std::make_unique<Life>();
+  Life& life = *life_;
+  life.process = std::make_shared<SimProcess>();
+  life.process->set_before(
+      [this, process = life.process.get()](const FsOp& op) { return BeforeCall(process, op); });
+  life.random = std::make_unique<SimRandom>(world_->prng().Next());
+  world_->Trace("n{} agent starts, life {}", index_, lives_);
+  const Status started = Start(life);
+  if (!life.process->alive()) return;  // killed on the way
+  if (started.ok()) return;
+  world_->Trace("n{} agent can't start: {}", index_, started.error().ToString());
+  parts_.on_log(index_, Severity::kError, started.error().ToString());
+  KillAgent();
+}
+
+Status SimHost::Start(Life& life) {
+  SimRuntime::Parts runtime{world_,       &clock_,        &speed_, life.process,
+                            mount_.get(), parts_.network, index_};
+  life.runtime = std::make_unique<SimRuntime>(runtime);
+  TK_ASSIGN_OR_RETURN(life.state_dir, disk_->Open(life.process));
+  TK_ASSIGN_OR_RETURN(auto mount, mount_->Open(life.process));
+  const Logger logger = LoggerOf(life.process, "");
+  TK_ASSIGN_OR_RETURN(life.store, Store::Open(std::shared_ptr<Dir>(std::move(mount)), {},
+                                              life.random.get(), logger));
+  life.stager =
+      std::make_unique<Stager>(life.store.get(), nullptr, &clock_, StageOptions{}, logger);
+  life.volume = std::make_unique<Volume>(life.store.get(), logger);
+  life.data_token.resize(32);
+  life.random->Fill(life.data_token.data(), life.data_token.size());
+  life.data_port = static_cast<uint16_t>(10000 + lives_ % 1000);
+  SimPulls::Parts pulls{world_,       parts_.network,   &clock_, &speed_, parts_.data_rates,
+                        life.process, life.store.get(), index_,  logger,  parts_.server_at};
+  life.pulls = std::make_unique<SimPulls>(std::move(pulls));
+  Status status;
+  StartControlAndNode(life, &status);
+  return status;
+}
+
+void SimHost::StartControlAndNode(Life& life, Status* status) {
+  const Logger logger = LoggerOf(life.process, "");
+  ControlPlane::Options control;
+  control.node_name = HostName(index_);
+  control.advertise_host = HostName(index_);
+  life.random->Fill(control.boot.bytes.data(), Id128::kSize);
+  life.control = std::make_unique<ControlPlane>(
+      std::move(control), life.runtime.get(), &clock_, life.random.get(), &life.metrics, logger,
+      [this, process = life.process](const std::string&) { return LoggerOf(process, " coord"); });
+  *status = life.control->Start(parts_.rendezvous,
+                                [&life](NodeEvent::Any event) { life.node->Dispatch(event); });
+  if (!status->ok()) return;
+  NodeOptions options;
+  options.node_name = HostName(index_);
+  life.random->Fill(options.agent.bytes.data(), Id128::kSize);
+  life.random->Fill(options.boot.bytes.data(), Id128::kSize);
+  options.data_host = HostName(index_);
+  options.data_port = life.data_port;
+  options.data_token = life.data_token;
+  NodeHost::Parts node{life.runtime.get(),
+                       &clock_,
+                       &life.metrics,
+                       life.store.get(),
+                       life.stager.get(),
+                       life.volume.get(),
+                       life.pulls.get(),
+                       life.control.get(),
+                       life.state_dir.get(),
+                       life.context,
+                       logger,
+                       [](std::string_view) { return std::optional<std::string>(); },
+                       "client"};
+  life.node = std::make_unique<NodeHost>(std::move(node), std::move(options));
+  *status = life.node->Start();
+}
+
+void SimHost::KillAgent() {
+  kill_after_.reset();
+  if (!up()) return;
+  world_->Trace("n{} agent dies", index_);
+  world_->Count("agent crashes");
+  life_->process->Kill();
+  parts_.network->OnDead(life_->process.get(), false);
+  Reap();
+}
+
+// Later, since its own code may be running.
+void SimHost::Reap() {
+  if (std::exchange(reaping_, true)) return;
+  world_->After(1us, [this] {
+    reaping_ = false;
+    life_.reset();
+    StartLater();
+  });
+}
+
+void SimHost::StartLater() {
+  world_->After(world_->Between(kRestartMin, kRestartMax), [this] { StartAgent(); });
+}
+
+void SimHost::LoseMachine(bool replaced) {
+  world_->Trace("n{} machine lost{}", index_, replaced ? ", replaced" : "");
+  world_->Count("agent crashes");
+  kill_after_.reset();
+  if (up()) {
+    life_->process->Kill();
+    parts_.network->OnDead(life_->process.get(), true);
+    Reap();
+  }
+  if (replaced) {
+    disk_->Vanish();
+  } else {
+    disk_->Reboot(&world_->prng());
+  }
+  mount_->Vanish();
+  OpenOutside();
+}
+
+void SimHost::Sleep(Duration time) {
+  clock_.Sleep(time);
+  if (up()) life_->runtime->sim_loop().ClockMoved();
+}
+
+DataServerView SimHost::data_server(uint16_t port) {
+  if (!up() || life_->data_port != port) return {};
+  return {life_->store.get(), life_->data_token, life_->process};
+}
+
+// ---- file operations ---------------------------------------------------------------------------
+
+int SimHost::BeforeCall(SimProcess* process, const FsOp& op) {
+  if (kill_after_ && (*kill_after_)-- == 0) {
+    world_->Trace("n{} dies before {}", index_, op.ToString());
+    kill_after_.reset();
+    world_->Count("agent crashes");
+    process->Kill();
+    parts_.network->OnDead(process, false);
+    Reap();
+    return ECANCELED;
+  }
+  const int error = InjectedError(op);
+  if (error == 0 && Changes(op.call)) parts_.on_change(index_, op);
+  return error;
+}
+
+int SimHost::InjectedError(const FsOp& op) {
+  const bool changes = Changes(op.call);
+  const uint32_t rate = changes ? parts_.file_rates->write_errors : parts_.file_rates->read_errors;
+  if (rate == 0 || !world_->Chance(rate)) return 0;
+  world_->Fault(changes ? "write error" : "read error");
+  world_->Trace("n{} error in {}", index_, op.ToString());
+  return changes && world_->prng().Chance(1, 2) ? ENOSPC : EIO;
+}
+
+}  // namespace tierkeep::sim

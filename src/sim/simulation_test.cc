@@ -1,0 +1,40 @@
+#include "sim/simulation.h"
+
+#include <gtest/gtest.h>
+
+#include "sim/scenarios.h"
+
+namespace tierkeep::sim {
+namespace {
+
+SimulationResult Run(uint64_t seed) {
+  SimulationOptions options;
+  options.seed = seed;
+  options.trace = true;
+  return RunSeed(options);
+}
+
+TEST(SimulationTest, TheSameSeedGivesTheSameEvents) {
+  const SimulationResult first = Run(7);
+  const SimulationResult second = Run(7);
+  EXPECT_EQ(first.failure, "");
+  EXPECT_EQ(first.hash, second.hash);
+  EXPECT_EQ(first.trace, second.trace);
+  EXPECT_NE(first.hash, Run(8).hash);
+}
+
+TEST(SimulationTest, SchedulesKeepTheirPromises) {
+  for (uint64_t seed = 1000; seed < 1020; ++seed) {
+    const SimulationResult result = Run(seed);
+    ASSERT_EQ(result.failure, "") << "tierkeep-sim --seed " << seed << " --trace";
+  }
+}
+
+TEST(SimulationTest, ScenariosKeepTheirPromises) {
+  for (const Scenario& scenario : Scenarios()) {
+    EXPECT_EQ(RunScenario(scenario, false, false).failure, "") << scenario.name;
+  }
+}
+
+}  // namespace
+}  // namespace tierkeep::sim
