@@ -7,7 +7,7 @@
 namespace tierkeep::sim {
 namespace {
 
-SimulationResult Run(uint64_t seed) {
+SimulationResult RunOnce(uint64_t seed) {
   SimulationOptions options;
   options.seed = seed;
   options.trace = true;
@@ -15,17 +15,17 @@ SimulationResult Run(uint64_t seed) {
 }
 
 TEST(SimulationTest, TheSameSeedGivesTheSameEvents) {
-  const SimulationResult first = Run(7);
-  const SimulationResult second = Run(7);
+  const SimulationResult first = RunOnce(7);
+  const SimulationResult second = RunOnce(7);
   EXPECT_EQ(first.failure, "");
   EXPECT_EQ(first.hash, second.hash);
   EXPECT_EQ(first.trace, second.trace);
-  EXPECT_NE(first.hash, Run(8).hash);
+  EXPECT_NE(first.hash, RunOnce(8).hash);
 }
 
 TEST(SimulationTest, SchedulesKeepTheirPromises) {
   for (uint64_t seed = 1000; seed < 1020; ++seed) {
-    const SimulationResult result = Run(seed);
+    const SimulationResult result = RunOnce(seed);
     ASSERT_EQ(result.failure, "") << "tierkeep-sim --seed " << seed << " --trace";
   }
 }
