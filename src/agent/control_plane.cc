@@ -247,6 +247,7 @@ void ControlPlane::Run(const std::string& job, CoordinatorActions actions) {
                    [&](const A::LogText& a) {
                      host.logger.WriteText(a.severity, a.text, std::source_location::current());
                    },
+                   [&](const A::CountDivergence&) { metrics_->CountDivergence(); },
                    [&](const A::StandDown& a) { Remove(job, a.reason); },
                },
                action);

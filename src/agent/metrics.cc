@@ -90,6 +90,13 @@ struct Metrics::Families {
   Total refused =
       Counter("tierkeep_rejected_data_requests_total", "Data connections and requests refused");
 
+  prometheus::Counter& divergent =
+      prometheus::BuildCounter()
+          .Name("tierkeep_divergent_saves_total")
+          .Help("Saves whose data-parallel replicas disagreed; counted by the job's coordinator")
+          .Register(registry)
+          .Add({});
+
   std::mutex mutex;  // of the totals
 };
 
@@ -110,6 +117,8 @@ void Metrics::ObserveOperation(std::string_view method, std::string_view framewo
 void Metrics::ObserveHashing(bool tensorstore, Duration took) {
   (tensorstore ? families_->hashing_tensorstore : families_->hashing_dir).Observe(ToSeconds(took));
 }
+
+void Metrics::CountDivergence() { families_->divergent.Increment(); }
 
 std::string Metrics::Text(const MetricsSnapshot& s) {
   Families& f = *families_;

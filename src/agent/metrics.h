@@ -43,6 +43,9 @@ class Metrics {
   // `duration_hashing_tensorstore` for saves with OCDBT items, else `duration_hashing_dir`.
   void ObserveHashing(bool tensorstore, Duration took);
 
+  // A save whose data-parallel replicas disagree was found by a coordinator here.
+  void CountDivergence();
+
   // The text exposition format.
   std::string Text(const MetricsSnapshot& snapshot);
 

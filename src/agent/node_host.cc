@@ -1,5 +1,6 @@
 #include "agent/node_host.h"
 
+#include "agent/replica_compare.h"
 #include "base/mutation.h"
 #include "base/overloaded.h"
 #include "format/messages.h"
@@ -65,6 +66,7 @@ std::optional<TaskId> TaskOf(const NodeAction::Any& action) {
                         [](const A::Pull& a) { return std::optional(a.task); },
                         [](const A::Verify& a) { return std::optional(a.task); },
                         [](const A::DeleteShards& a) { return std::optional(a.task); },
+                        [](const A::Compare& a) { return std::optional(a.task); },
                         [](const auto&) { return std::optional<TaskId>(); },
                     },
                     action);
@@ -411,6 +413,34 @@ void NodeHost::StageOn(TaskId task, std::shared_ptr<StageJob> job) {
   Post(NodeEvent::Staged{task, ToProto(summary)});
 }
 
+std::vector<PullSource> NodeHost::SourcesOf(const control::SourceList& wanted) const {
+  std::vector<PullSource> sources;
+  for (const std::string& node : wanted.nodes()) {
+    const auto peer = peers_.find(node);
+    if (peer == peers_.end() || node == options_.node_name) continue;
+    sources.push_back({node, peer->second.address, peer->second.token});
+  }
+  return sources;
+}
+
+Status NodeHost::Do(const NodeAction::Compare& action) {
+  PullRequest request;
+  request.digest = FixedFromProto<Blake3>(action.other.shard().digest());
+  request.sources = SourcesOf(action.other);
+  const auto flag = Flag(action.task);
+  parts_.pulls->StartListing(
+      *tasks_queue_, std::move(request),
+      FixedFromProto<Blake3>(action.other.shard().logical()),
+      [this, action, flag](Result<std::vector<LogicalLine>> other) {
+        auto difference = CompareWithReplica(parts_.store, action.own,
+                                             {action.other.shard(), std::move(other)},
+                                             {flag.get(), parts_.logger});
+        EndTask(action.task);
+        Post(NodeEvent::Compared{action.task, std::move(difference)});
+      });
+  return OkStatus();
+}
+
 Status NodeHost::Do(const NodeAction::Pull& action) {
   PullRequest request;
   request.digest = FixedFromProto<Blake3>(action.wanted.shard().digest());
@@ -418,11 +448,7 @@ Status NodeHost::Do(const NodeAction::Pull& action) {
   request.priority = action.why == Why::kRestore     ? PullPriority::kRestore
                      : action.why == Why::kReplicate ? PullPriority::kReplicate
                                                      : PullPriority::kRebuild;
-  for (const std::string& node : action.wanted.nodes()) {
-    const auto peer = peers_.find(node);
-    if (peer == peers_.end() || node == options_.node_name) continue;
-    request.sources.push_back({node, peer->second.address, peer->second.token});
-  }
+  request.sources = SourcesOf(action.wanted);
   const Blake3 digest = request.digest;
   parts_.pulls->Start(
       *tasks_queue_, std::move(request), Flag(action.task),

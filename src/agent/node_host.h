@@ -107,6 +107,7 @@ class NodeHost {
   Status Do(const NodeAction::Pull& action);
   Status Do(const NodeAction::Verify& action);
   Status Do(const NodeAction::DeleteShards& action);
+  Status Do(const NodeAction::Compare& action);
   // Carried out by Dispatch, at once; they never reach a batch.
   Status Do(const NodeAction::SetTimer&) { return OkStatus(); }
   Status Do(const NodeAction::CancelTimer&) { return OkStatus(); }
@@ -114,6 +115,7 @@ class NodeHost {
   void StageOn(TaskId task, std::shared_ptr<StageJob> job);
   Status OnLoop(std::function<void()> work);
   std::shared_ptr<std::atomic<bool>> Flag(TaskId task);  // any thread
+  std::vector<PullSource> SourcesOf(const control::SourceList& wanted) const;
   void EndTask(TaskId task);
 
   // The volume's watch. OnChange runs on the watch's thread, the others on the ordered one.

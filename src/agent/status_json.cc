@@ -95,6 +95,29 @@ json RanksJson(const std::vector<RankProgress>& progress) {
   return out;
 }
 
+// Replicas of the newest complete save that disagree, as the coordinator told.
+json DivergenceJson(const control::Divergence& divergence) {
+  json odd = json::array();
+  for (const auto& replica : divergence.odd()) {
+    json one = {{"rank", replica.rank()},
+                {"worker", replica.worker()},
+                {"node", replica.node()},
+                {"reference_rank", replica.reference_rank()},
+                {"reference_node", replica.reference_node()},
+                {"outvoted", replica.outvoted()},
+                {"differences", json::array()},
+                {"differences_total",
+                 replica.total() > 0 ? json(replica.total()) : json(nullptr)}};
+    for (const std::string& text : replica.differences()) one["differences"].push_back(text);
+    if (!replica.unknown().empty()) one["unknown"] = replica.unknown();
+    odd.push_back(std::move(one));
+  }
+  return {{"step", divergence.save().step()},
+          {"occurrence", divergence.save().occurrence()},
+          {"odd", std::move(odd)},
+          {"odd_total", divergence.odd_total()}};
+}
+
 // What a restart of the job would get now, and why.
 json RestorableJson(const NodeStatus& node, const std::optional<control::JobStatus>& job) {
   if (job && job->has_last_committed()) {
@@ -168,11 +191,13 @@ json StatusJson(const StatusInputs& in) {
         {"rejected_data_requests", in.rejected_data_requests},
         {"dropped_messages", in.node.dropped_messages}}},
       {"last_error", in.node.last_error},
+      {"divergence", nullptr},
       {"problems", json::array()},
       {"missing_ranks", json::array()}};
   if (job) {
     out["job_state"] = job->state();
     for (const std::string& p : job->problems()) out["problems"].push_back(p);
+    if (job->has_divergence()) out["divergence"] = DivergenceJson(job->divergence());
     for (const uint32_t rank : job->missing_ranks()) out["missing_ranks"].push_back(rank);
   }
   return out;

@@ -50,4 +50,11 @@ void ThreadedPulls::Start(WorkQueue& tasks, PullRequest request,
                 done = std::move(done)] { done(puller->Pull(request, cancelled.get())); });
 }
 
+void ThreadedPulls::StartListing(WorkQueue& tasks, PullRequest request, const Blake3& logical,
+                                 std::function<void(Result<std::vector<LogicalLine>>)> done) {
+  tasks.Submit([puller = puller_, request = std::move(request), logical, done = std::move(done)] {
+    done(puller->Listing(request, logical));
+  });
+}
+
 }  // namespace tierkeep

@@ -30,6 +30,8 @@ class ThreadedPulls : public PullStarter {
   void Start(WorkQueue& tasks, PullRequest request,
              std::shared_ptr<const std::atomic<bool>> cancelled,
              std::function<void(PullResult)> done) override;
+  void StartListing(WorkQueue& tasks, PullRequest request, const Blake3& logical,
+                    std::function<void(Result<std::vector<LogicalLine>>)> done) override;
 
  private:
   Puller* puller_;

@@ -174,6 +174,10 @@ bool TestCluster::Do(size_t host, const NodeAction::DeleteShards& a) {
   StartTask(host, a.task, {Task::Kind::kDelete, a, false});
   return true;
 }
+bool TestCluster::Do(size_t host, const NodeAction::Compare& a) {
+  StartTask(host, a.task, {Task::Kind::kCompare, a, false});
+  return true;
+}
 bool TestCluster::Do(size_t host, const NodeAction::CancelTask& a) {
   const auto task = at(host).tasks.find(a.task);
   if (task != at(host).tasks.end()) task->second.cancelled = true;
@@ -227,6 +231,11 @@ void TestCluster::FinishTask(size_t host, TaskId id) {
       if (good) Held(host, a.digest);
       return ToNode(host, NodeEvent::Verified{id, a.digest, good, good ? "" : "bytes differ", 1ms});
     }
+    case Task::Kind::kCompare: {
+      const auto& a = std::get<NodeAction::Compare>(task.action);
+      if (fails("Compare")) return;  // never answers
+      return ToNode(host, NodeEvent::Compared{id, FinishCompare(host, a)});
+    }
     case Task::Kind::kDelete:
       return ToNode(host, NodeEvent::Deleted{id});
   }
@@ -277,6 +286,23 @@ NodeEvent::Any TestCluster::FinishPull(size_t host, const NodeAction::Pull& a) {
     break;
   }
   return pulled;
+}
+
+// Replicas of other content differ in one value.
+Result<LogicalDifference> TestCluster::FinishCompare(size_t host, const NodeAction::Compare& a) {
+  if (at(host).store.count(DigestOf(a.own)) == 0) return Error(Code::kNotFound, "it is gone");
+  for (const std::string& node : a.other.nodes()) {
+    const size_t from = IndexOf(node);
+    if (from == host) Violation("a node compares with itself");
+    if (from >= hosts_.size() || !at(from).node || cut_.count({from, host}) != 0) continue;
+    if (at(from).store.count(DigestOf(a.other.shard())) == 0) continue;
+    LogicalDifference difference;
+    if (a.own.logical() != a.other.shard().logical()) {
+      difference = {1, {"state: the value of b'w' differs"}};
+    }
+    return difference;
+  }
+  return Error(Code::kUnavailable, "no source answers");
 }
 
 // ---- invariants ------------------------------------------------------------------------------

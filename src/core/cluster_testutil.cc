@@ -46,6 +46,7 @@ const char* NameOfAction(const NodeAction::Any& action) {
                                            "Pull",
                                            "Verify",
                                            "DeleteShards",
+                                           "Compare",
                                            "CancelTask"};
   static_assert(std::variant_size_v<NodeAction::Any> == std::size(kNames));
   return kNames[action.index()];
@@ -56,6 +57,7 @@ std::optional<TaskId> TaskOf(const NodeAction::Any& action) {
   if (const auto* a = std::get_if<NodeAction::Pull>(&action)) return a->task;
   if (const auto* a = std::get_if<NodeAction::Verify>(&action)) return a->task;
   if (const auto* a = std::get_if<NodeAction::DeleteShards>(&action)) return a->task;
+  if (const auto* a = std::get_if<NodeAction::Compare>(&action)) return a->task;
   return std::nullopt;
 }
 

@@ -108,13 +108,14 @@ class TestCluster {
   const std::vector<std::string>& log() const { return log_; }
   bool Logged(const std::string& part) const;
   uint64_t pulls() const { return pulls_; }
+  uint64_t divergences() const { return divergences_; }
   std::string Trace() const { return trace_; }
   Instant now() const { return now_; }
   bool ok() const { return ok_; }
 
  private:
   struct Task {
-    enum class Kind : uint8_t { kStage, kPull, kVerify, kDelete } kind;
+    enum class Kind : uint8_t { kStage, kPull, kVerify, kDelete, kCompare } kind;
     NodeAction::Any action;
     bool cancelled = false;
   };
@@ -176,6 +177,7 @@ class TestCluster {
   void FinishTask(size_t host, TaskId id);
   NodeEvent::Any FinishStage(Host& h, const NodeAction::Stage& a);
   NodeEvent::Any FinishPull(size_t host, const NodeAction::Pull& a);
+  Result<LogicalDifference> FinishCompare(size_t host, const NodeAction::Compare& a);
   void Open(size_t host, size_t coordinator, bool local);
   void Close(uint64_t connection, bool tell_node, bool tell_coordinator);
   void CloseAllOf(size_t host);
@@ -211,6 +213,7 @@ class TestCluster {
   bool Do(size_t host, const NodeAction::Pull& a);
   bool Do(size_t host, const NodeAction::Verify& a);
   bool Do(size_t host, const NodeAction::DeleteShards& a);
+  bool Do(size_t host, const NodeAction::Compare& a);
   bool Do(size_t host, const NodeAction::CancelTask& a);
   template <typename T>
   bool Do(size_t, const T&) {
@@ -224,6 +227,7 @@ class TestCluster {
   void Do(size_t host, const CoordinatorAction::SetTimer& a);
   void Do(size_t host, const CoordinatorAction::CancelTimer& a);
   void Do(size_t host, const CoordinatorAction::LogText& a);
+  void Do(size_t, const CoordinatorAction::CountDivergence&) { ++divergences_; }
   void Do(size_t host, const CoordinatorAction::StandDown& a);
 
   TestClusterOptions options_;
@@ -245,6 +249,7 @@ class TestCluster {
   std::vector<std::string> log_;
   std::string trace_;
   uint64_t pulls_ = 0;
+  uint64_t divergences_ = 0;
   bool ok_ = true;
 };
 

@@ -180,6 +180,9 @@ void CoordinatorMachine::Impl::HandleMember(Peer* peer, const control::Envelope&
     case control::Envelope::kKept:
       OnKept(peer, message.kept());
       break;
+    case control::Envelope::kCompared:
+      OnCompared(peer, message.compared());
+      break;
     case control::Envelope::kCommitRecorded:
       OnCommitRecorded(peer, message.commit_recorded());
       break;
@@ -319,6 +322,9 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
     case kRetryTimer:
       RetryKeeps();
       break;
+    case kCompareTimer:
+      CompareDeadline();
+      break;
     case kCommitTimer:
       CommitDeadline();
       break;
@@ -390,6 +396,7 @@ control::JobStatus CoordinatorMachine::Impl::status() const {
   }
   if (choice_) status.set_restore_reason(choice_->reason());
   for (const auto& [key, text] : problems_) status.add_problems(text);
+  if (divergence_) *status.mutable_divergence() = *divergence_;
   return status;
 }
 

@@ -438,6 +438,7 @@ void CoordinatorMachine::Impl::Rejoin(Peer* member, Peer peer) {
 }
 
 void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
+  if (comparison_) EndComparison("the run ended before");
   Log(Severity::kWarning, fmt::format("Run {} is over: {}", run_.ToString(), reason));
   for (auto& [rank, peer] : members_) {
     if (!peer.connected) {
@@ -457,6 +458,7 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   matcher_.reset();
   active_.reset();
   rebuild_.reset();
+  divergence_.reset();
   committed_.reset();
   committed_keep_.clear();
   commit_open_.clear();

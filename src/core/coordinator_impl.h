@@ -1,6 +1,7 @@
 // Inside of CoordinatorMachine: the state that its parts share. coordinator.cc dispatches events
 // and speaks to members; coordinator_gather.cc finds out who takes part; coordinator_restore.cc
-// makes the restore decision; coordinator_run.cc protects and commits saves.
+// makes the restore decision; coordinator_run.cc protects and commits saves;
+// coordinator_diverge.cc reports replicas that disagree.
 #pragma once
 
 #include <map>
@@ -46,6 +47,7 @@ class CoordinatorMachine::Impl {
     kRetryTimer,
     kCommitTimer,
     kRendezvousTimer,
+    kCompareTimer,
   };
   // An agent that takes part, or could.
   struct Peer {
@@ -74,6 +76,13 @@ class CoordinatorMachine::Impl {
     int failed_tries = 0;
     bool waiting = false;  // for the retry timer
     bool stalled = false;  // given up; something newer will take its place
+  };
+
+  // Replicas of the active save that disagree, while what differs is being found out.
+  struct Comparison {
+    control::Divergence found;     // filled in as answers come
+    std::vector<Disagreement> of;  // of found.odd, by index
+    std::map<uint64_t, int> open;  // order → index in found.odd
   };
 
   // -- coordinator.cc
@@ -163,6 +172,16 @@ class CoordinatorMachine::Impl {
   void KeepDeadline();
   void RetryKeeps();
   void CommitDeadline();
+  // -- coordinator_diverge.cc
+  void NoteReplicas(const Protection& protection);
+  void StartComparison(const control::GenerationRecord& record, int index);
+  void OnCompared(Peer* member, const control::Compared& m);
+  void CompareDeadline();
+  std::string DescribeDivergence() const;
+  void EndComparison(const std::string& open_because);
+  void TellDivergence(const control::Divergence& divergence);
+  void SayUncommitted(const Protection& protection, const std::string& why);
+
   std::vector<std::string> NodesByRank() const;
   bool AllConnected() const;
 
@@ -211,6 +230,8 @@ class CoordinatorMachine::Impl {
   std::optional<SaveMatcher> matcher_;
   std::optional<Protection> active_;
   std::optional<Protection> rebuild_;
+  std::optional<Comparison> comparison_;
+  std::optional<control::Divergence> divergence_;  // of the newest complete save, compared
   std::optional<control::GenerationRecord> committed_;
   std::map<std::string, std::set<Blake3>> committed_keep_;
   std::set<Rank> commit_open_;  // members that have not recorded it yet

@@ -116,15 +116,7 @@ void CoordinatorMachine::Impl::BeginSave(const SaveKey& save) {
     record.set_parent_save_number(choice_->generation().save_number());
   }
   protection.plan = PlanProtection(record, NodesByRank(), keepers_);
-  ClearProblem("replicas");
-  if (!protection.plan.disagreements.empty()) {
-    TK_PROBE(kDivergentReplicas);
-    std::string text = "Data-parallel replicas disagree, real copies are made:";
-    for (const std::string& odd : protection.plan.disagreements) text += " " + odd + ";";
-    text.pop_back();
-    problems_["replicas"] = text;
-    Log(Severity::kError, std::move(text));
-  }
+  NoteReplicas(protection);
   ClearProblem("unprotected");
   active_ = std::move(protection);
   Pump(&active_);
@@ -231,7 +223,11 @@ void CoordinatorMachine::Impl::FailTry(Protection* protection, const std::string
   if (protection->stalled) return;
   Log(Severity::kError, fmt::format("Failed: replication for step {}, {}", step, why));
   const std::string key = protection->rebuild ? "redundancy" : "unprotected";
-  problems_[key] = fmt::format("step {} lacks copies: {}", step, why);
+  if (!protection->rebuild && !protection->plan.disagreements.empty()) {
+    SayUncommitted(*protection, why);
+  } else {
+    problems_[key] = fmt::format("step {} lacks copies: {}", step, why);
+  }
   if (final || ++protection->failed_tries >= options_.timings.keep_tries) {
     protection->stalled = true;
     if (!protection->rebuild) matcher_->ActiveStalled();

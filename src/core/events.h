@@ -2,7 +2,7 @@
 //
 // Actions of one Step run in order. Ordered actions (files, sends, timers) are carried out one
 // after the other; if one fails, the rest of that Step's actions are skipped and BatchFailed comes
-// back. Tasks (Stage, Pull, Verify, Delete) are started in order, run beside everything else, and
+// back. Tasks (Stage, Pull, Verify, Delete, Compare) are started in order, run beside everything else, and
 // end in exactly one event with their task id, also when cancelled.
 #pragma once
 
@@ -18,6 +18,7 @@
 #include "base/time.h"
 #include "control.pb.h"
 #include "format/manifest.h"
+#include "format/ocdbt_logical.h"
 #include "format/replicator_config.h"
 #include "format/volume_names.h"
 
@@ -101,6 +102,10 @@ struct NodeEvent {
   struct Deleted {
     TaskId task = 0;
   };
+  struct Compared {
+    TaskId task = 0;
+    Result<LogicalDifference> difference;
+  };
   struct TimerFired {
     TimerId timer = 0;
   };
@@ -114,8 +119,8 @@ struct NodeEvent {
   struct StopRequested {};  // SIGTERM: leave in order
   using Any = std::variant<Started, ConfigSeen, ConfigGone, JaxInitChanged, SaveSeen, VolumeCleaned,
                            CoordinatorLocated, LocateFailed, CoordinatorConnected, CoordinatorLost,
-                           Received, Staged, StageFailed, Pulled, Verified, Deleted, TimerFired,
-                           BatchFailed, StopRequested>;
+                           Received, Staged, StageFailed, Pulled, Verified, Deleted, Compared,
+                           TimerFired, BatchFailed, StopRequested>;
 };
 
 struct NodeAction {
@@ -224,6 +229,12 @@ struct NodeAction {
     std::vector<Blake3> digests;
     std::vector<std::string> staged;
   };
+  // Where the shard `own`, which is here, and its replica `other` differ.
+  struct Compare {
+    TaskId task = 0;
+    control::ShardInfo own;
+    control::SourceList other;
+  };
   struct CancelTask {
     TaskId task = 0;
   };
@@ -232,7 +243,7 @@ struct NodeAction {
                    LocateCoordinator, BecomeCoordinator, Connect, Disconnect, Send, WritePrerestore,
                    PlaceLink, PlaceNoCheckpoint, WriteMeta, RemoveOtherMetas, RecordGeneration,
                    ForgetGenerations, WriteError, WriteFailed, SetTimer, CancelTimer, LogText,
-                   UseMembers, ExitNow, Stage, Pull, Verify, DeleteShards, CancelTask>;
+                   UseMembers, ExitNow, Stage, Pull, Verify, DeleteShards, Compare, CancelTask>;
 };
 using NodeActions = std::vector<NodeAction::Any>;
 
@@ -295,11 +306,12 @@ struct CoordinatorAction {
     Severity severity;
     std::string text;
   };
+  struct CountDivergence {};  // a save's replicas disagree: for metrics
   struct StandDown {
     std::string reason;
   };  // last action of this machine
   using Any = std::variant<ReadRendezvous, WriteRendezvous, Send, CloseConnection, SetTimer,
-                           CancelTimer, LogText, StandDown>;
+                           CancelTimer, LogText, CountDivergence, StandDown>;
 };
 using CoordinatorActions = std::vector<CoordinatorAction::Any>;
 

@@ -136,6 +136,10 @@ void NodeMachine::Impl::HandleMessage(const control::Envelope& message) {
       return OnRelease(message.release());
     case control::Envelope::kKeep:
       return OnKeep(message.keep());
+    case control::Envelope::kCompare:
+      return OnCompare(message.compare());
+    case control::Envelope::kDivergence:
+      return WriteError(message.divergence().text());
     case control::Envelope::kDrop:
       return OnDrop(message.drop());
     case control::Envelope::kCommit:
@@ -216,6 +220,7 @@ void NodeMachine::Impl::TakeBackSkipped(const NodeEvent::BatchFailed& e) {
     for (auto& shard : deleting_[task]) shards_.emplace(DigestOf(shard), std::move(shard));
     deleting_.erase(task);
     const Error error = e.error.With("not started");
+    if (compares_.count(task) != 0) Handle(NodeEvent::Compared{task, error});
     if (staging_.count(task) != 0) Handle(NodeEvent::StageFailed{task, error});
     if (const auto fetch = fetch_tasks_.find(task); fetch != fetch_tasks_.end()) {
       const Blake3 digest = fetch->second;

@@ -1,6 +1,7 @@
 // Inside of NodeMachine: the state that its parts share. node.cc dispatches events, messages and
 // timers; node_config.cc starts and accepts the yaml; node_join.cc finds the coordinator and a run;
-// node_restore.cc restores and releases; node_save.cc stages, keeps, commits and collects.
+// node_restore.cc restores and releases; node_save.cc stages, keeps, commits and collects;
+// node_compare.cc compares replicas.
 #pragma once
 
 #include <map>
@@ -70,6 +71,10 @@ class NodeMachine::Impl {
     std::map<Worker, std::string> staged_names;   // not yet hashed
     bool told = false;
   };
+  struct CompareWork {
+    uint64_t order = 0;
+    Epoch epoch = 0;
+  };
   struct StageWork {
     SaveUnit unit;
     std::string staged_name;
@@ -94,6 +99,7 @@ class NodeMachine::Impl {
   void Handle(const NodeEvent::Pulled& e);
   void Handle(const NodeEvent::Verified& e);
   void Handle(const NodeEvent::Deleted& e);
+  void Handle(const NodeEvent::Compared& e);
   void Handle(const NodeEvent::TimerFired& e);
   void Handle(const NodeEvent::BatchFailed& e);
   void Handle(const NodeEvent::StopRequested& e);
@@ -167,6 +173,9 @@ class NodeMachine::Impl {
   std::vector<Blake3> Outdated(const control::Commit& m) const;
   void HolderCommit(const control::Commit& m);
   void TellMetas();
+  // -- node_compare.cc
+  void OnCompare(const control::Compare& m);
+
   // Gets a verified copy of the shard; ends in FetchDone.
   void StartFetch(const control::SourceList& wanted, NodeAction::Pull::Why why);
   void StartPull(const Blake3& digest, Fetch* fetch);
@@ -224,6 +233,7 @@ class NodeMachine::Impl {
   std::map<TaskId, control::ShardInfo> cancelled_pulls_;  // may still have succeeded
   std::vector<std::string> errors_;                       // written last in a Step: they may fail
   std::map<uint64_t, KeepWork> keeps_;
+  std::map<TaskId, CompareWork> compares_;
 
   std::vector<NodeEvent::SaveSeen> waiting_saves_;  // seen before the run goes
   std::map<tierkeep::Step, std::map<Worker, std::string>> partial_saves_;  // framework pytorch

@@ -1,7 +1,5 @@
 #include "core/protection.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "base/check.h"
@@ -10,42 +8,40 @@
 namespace tierkeep {
 namespace {
 
-// The value that most replicas of a column hold, so that the odd one out can be named.
-std::string MostCommon(const std::vector<std::string>& values) {
-  std::map<std::string, size_t> counts;
-  for (const std::string& value : values) ++counts[value];
-  const auto best =
-      std::max_element(counts.begin(), counts.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  return best == counts.end() ? std::string() : best->first;
-}
-
 // Looks at one position of the partitions. Returns whether its replicas are known to be equal.
 bool ColumnIsEqual(const control::GenerationRecord& record, Rank column, Worker worker,
-                   uint32_t width, std::vector<std::string>* disagreements) {
+                   uint32_t width, std::vector<Disagreement>* disagreements) {
   const uint32_t workers = record.world().workers_per_node();
-  std::vector<std::string> values;
-  bool known = true;
+  std::map<std::string, std::vector<Rank>> values;  // ranks by what they hold; "" is not known
   bool one_shard = true;
   const std::string& first = record.shards(static_cast<int>(column * workers + worker)).digest();
   for (Rank rank = column; rank < record.world().nodes(); rank += width) {
     const auto& shard = record.shards(static_cast<int>(rank * workers + worker));
     one_shard = one_shard && shard.digest() == first;
-    known = known && !shard.logical().empty();
-    values.push_back(shard.logical());
+    values[shard.logical()].push_back(rank);
   }
   if (one_shard) return true;
-  if (!known) return false;
-  const std::string common = MostCommon(values);
-  bool equal = true;
-  for (size_t row = 0; row < values.size(); ++row) {
-    if (values[row] == common) continue;
-    equal = false;
-    disagreements->push_back(
-        fmt::format("rank {} worker {} holds other values than its replicas at step {}",
-                    column + row * width, worker, record.save().step()));
+  const bool known = values.erase("") == 0;
+  if (values.size() < 2) return known;
+  // The lowest rank decides between values held equally often, so that all say the same.
+  const auto more = [](const auto& a, const auto& b) {
+    if (a.second.size() != b.second.size()) return a.second.size() < b.second.size();
+    return a.second.front() > b.second.front();
+  };
+  const auto best = std::max_element(values.begin(), values.end(), more);
+  Disagreement found{.worker = worker,
+                     .reference = best->second.front(),
+                     .equal = static_cast<uint32_t>(best->second.size()),
+                     .majority = true,
+                     .odd = {}};
+  for (const auto& [value, ranks] : values) {
+    if (value == best->first) continue;
+    found.majority = found.majority && ranks.size() < best->second.size();
+    found.odd.insert(found.odd.end(), ranks.begin(), ranks.end());
   }
-  return equal;
+  std::sort(found.odd.begin(), found.odd.end());
+  disagreements->push_back(std::move(found));
+  return false;
 }
 
 }  // namespace

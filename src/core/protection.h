@@ -15,11 +15,21 @@
 
 namespace tierkeep {
 
+// Replicas at one position of the partitions that hold different values.
+struct Disagreement {
+  Worker worker = 0;
+  Rank reference = 0;  // the lowest rank of those whose value most replicas hold
+  uint32_t equal = 0;  // how many hold the reference's value, itself included
+  // The reference's value outnumbers every other; else nobody can tell who is right.
+  bool majority = false;
+  std::vector<Rank> odd;  // hold another value than the reference; ascending
+};
+
 // What each node holds once the generation is protected.
 struct ProtectionPlan {
   std::map<std::string, std::set<Blake3>> wanted;  // by node name; every member has an entry
-  // With data parallelism: replicas that differ, for people; empty when all are equal.
-  std::vector<std::string> disagreements;
+  // With data parallelism: positions whose replicas differ.
+  std::vector<Disagreement> disagreements;
   bool copies_needed = true;  // false: equal replicas protect each other
 };
 

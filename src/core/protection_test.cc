@@ -49,7 +49,11 @@ TEST(Protection, OneOddReplicaMeansCopiesForAllAndIsNamed) {
       {.framework = Framework::kOrbax, .nodes = 6, .data_parallelism = 3}, {1, 2, 1, 9, 1, 2});
   EXPECT_TRUE(plan.copies_needed);
   ASSERT_EQ(plan.disagreements.size(), 1U);
-  EXPECT_NE(plan.disagreements[0].find("rank 3 "), std::string::npos);
+  const Disagreement& found = plan.disagreements[0];
+  EXPECT_EQ(found.odd, std::vector<Rank>{3});
+  EXPECT_EQ(found.reference, 1U);
+  EXPECT_EQ(found.equal, 2U);
+  EXPECT_TRUE(found.majority);
   for (const auto& [node, digests] : plan.wanted) EXPECT_EQ(digests.size(), 2U);
 }
 
@@ -57,6 +61,26 @@ TEST(Protection, UnknownEqualityIsNotEquality) {
   const ProtectionPlan plan = PlanOf(kSquare, {0, 0, 0, 0});
   EXPECT_TRUE(plan.copies_needed);
   EXPECT_TRUE(plan.disagreements.empty());
+}
+
+TEST(Protection, OfTwoReplicasNobodyKnowsWhichIsRight) {
+  const ProtectionPlan plan = PlanOf(kSquare, {1, 2, 9, 2});
+  ASSERT_EQ(plan.disagreements.size(), 1U);
+  EXPECT_FALSE(plan.disagreements[0].majority);
+  EXPECT_EQ(plan.disagreements[0].reference, 0U);
+  EXPECT_EQ(plan.disagreements[0].odd, std::vector<Rank>{2});
+}
+
+TEST(Protection, WhatIsKnownToDifferIsNamedBesideWhatIsNotKnown) {
+  const ProtectionPlan plan = PlanOf(
+      {.framework = Framework::kOrbax, .nodes = 4, .data_parallelism = 4}, {0, 5, 6, 5});
+  EXPECT_TRUE(plan.copies_needed);
+  ASSERT_EQ(plan.disagreements.size(), 1U);
+  EXPECT_EQ(plan.disagreements[0].reference, 1U);
+  EXPECT_EQ(plan.disagreements[0].odd, std::vector<Rank>{2});
+  // Known values that are equal beside an unknown one: copies, and nobody to name.
+  EXPECT_TRUE(PlanOf({.framework = Framework::kOrbax, .nodes = 2, .data_parallelism = 2}, {0, 5})
+                  .copies_needed);
 }
 
 TEST(Protection, DataParallelismOfOneIsNone) {

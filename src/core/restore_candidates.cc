@@ -150,8 +150,44 @@ class PlaceFiller {
     }
   }
 
+  // What the rank itself saved, when that is known without doubt.
+  const std::string* LogicalOf(Rank rank, Worker worker) const {
+    if (const auto* recorded = Recorded({rank, worker}); recorded && recorded->rank() == rank) {
+      return &recorded->logical();
+    }
+    const auto known = candidate_.shards.find({rank, worker});
+    if (known == candidate_.shards.end() || known->second.size() != 1) return nullptr;
+    const auto* shard = question_.holdings->Find(*known->second.begin());
+    return shard == nullptr ? nullptr : &shard->logical();
+  }
+
+  // Partitions whose values most replicas share come first, then the lowest: the odd one out is
+  // likelier to be wrong than all the others.
+  std::vector<uint32_t> RowsByAgreement() const {
+    std::vector<uint32_t> rows(question_.world.replicas());
+    std::vector<uint32_t> outvoted(rows.size(), 0);
+    for (Rank column = 0; column < width_; ++column) {
+      for (Worker worker = 0; worker < workers_; ++worker) {
+        std::map<std::string, uint32_t> votes;
+        uint32_t most = 0;
+        for (uint32_t row = 0; row < rows.size(); ++row) {
+          const auto* logical = LogicalOf(row * width_ + column, worker);
+          if (logical != nullptr && !logical->empty()) most = std::max(most, ++votes[*logical]);
+        }
+        for (uint32_t row = 0; row < rows.size(); ++row) {
+          const auto* logical = LogicalOf(row * width_ + column, worker);
+          outvoted[row] += logical == nullptr || votes[*logical] < most ? 1 : 0;
+        }
+      }
+    }
+    for (uint32_t row = 0; row < rows.size(); ++row) rows[row] = row;
+    std::stable_sort(rows.begin(), rows.end(),
+                     [&](uint32_t a, uint32_t b) { return outvoted[a] < outvoted[b]; });
+    return rows;
+  }
+
   bool FillFromOneRow(Filled* filled) const {
-    for (uint32_t row = 0; row < question_.world.replicas(); ++row) {
+    for (const uint32_t row : RowsByAgreement()) {
       filled->shards.clear();
       if (TakeRow(row, filled)) return true;
     }

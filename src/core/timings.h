@@ -35,6 +35,7 @@ struct CoreTimings {
   // One restore decision's transfers: then the slow node counts as failed for that decision.
   Duration prepare_deadline = 600s;
   Duration keep_deadline = 600s;
+  Duration compare_deadline = 60s;  // what differs between replicas: then it stays unknown
   Duration commit_deadline = 60s;  // a member that doesn't record a commit: reported
   Duration retry_pause = 2s;       // after a failed replication of the newest save
   int keep_tries = 3;

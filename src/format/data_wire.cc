@@ -68,8 +68,9 @@ Result<DataRequest> DecodeDataRequest(std::string_view bytes) {
   request.count = ReadBigEndian(bytes.substr(48, 8));
   switch (static_cast<uint8_t>(bytes[0])) {
     case static_cast<uint8_t>(DataOp::kManifest):
-      request.op = DataOp::kManifest;
-      if (request.first != 0 || request.count != 0) return bad("a manifest has no range");
+    case static_cast<uint8_t>(DataOp::kListing):
+      request.op = static_cast<DataOp>(bytes[0]);
+      if (request.first != 0 || request.count != 0) return bad("only chunks have a range");
       return request;
     case static_cast<uint8_t>(DataOp::kChunks):
       request.op = DataOp::kChunks;

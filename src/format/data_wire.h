@@ -1,8 +1,8 @@
 // What the data port speaks: fixed-size headers, big-endian. The rules: docs/protocol.md, "Data".
 //
 // The client sends a preamble once, then requests; the server answers them in order. A response is
-// a header, then `text_bytes` of text (errors) or `body_bytes` of body: the encoded manifest, or
-// the chunks' bytes without anything between them.
+// a header, then `text_bytes` of text (errors) or `body_bytes` of body: the encoded manifest, the
+// chunks' bytes without anything between them, or the logical listing.
 #pragma once
 
 #include <array>
@@ -22,7 +22,8 @@ inline constexpr size_t kDataRequestBytes = 56;
 inline constexpr size_t kDataResponseBytes = 16;
 inline constexpr size_t kDataErrorTextBytesMax = 512;
 
-enum class DataOp : uint8_t { kManifest = 1, kChunks = 2 };
+// kListing: the logical listing (format/ocdbt_logical.h) of a shard with a logical digest.
+enum class DataOp : uint8_t { kManifest = 1, kChunks = 2, kListing = 3 };
 
 struct DataRequest {
   DataOp op = DataOp::kManifest;

@@ -48,7 +48,7 @@ TEST(DataWire, PreambleShowsMagicAndToken) {
 TEST(DataWire, WhatIsEncodedReadsBack) {
   Prng prng(7);
   for (int i = 0; i < 1000; ++i) {
-    DataRequest request{.op = prng.Chance(1, 2) ? DataOp::kManifest : DataOp::kChunks,
+    DataRequest request{.op = static_cast<DataOp>(1 + prng.Below(3)),
                         .digest = *Blake3::FromBytes(prng.Bytes(32))};
     if (request.op == DataOp::kChunks) {
       request.first = prng.Next() >> 1;
@@ -69,9 +69,10 @@ TEST(DataWire, BrokenRequestsAreRefused) {
   };
   EXPECT_TRUE(refuses(good.substr(1)));
   EXPECT_TRUE(refuses(good + "x"));
-  EXPECT_TRUE(refuses("\x03" + good.substr(1))) << "unknown operation";
+  EXPECT_TRUE(refuses("\x04" + good.substr(1))) << "unknown operation";
   EXPECT_TRUE(refuses(std::string(1, '\0') + good.substr(1)));
   EXPECT_TRUE(refuses("\x01" + good.substr(1))) << "a manifest with a range";
+  EXPECT_TRUE(refuses("\x03" + good.substr(1))) << "a listing with a range";
   EXPECT_TRUE(refuses(good.substr(0, 48) + std::string(8, '\0'))) << "no chunk";
   EXPECT_TRUE(refuses(good.substr(0, 40) + std::string(16, '\xff'))) << "overflow";
   for (size_t i = 1; i < 8; ++i) {

@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kTextBytesMax = 8192;
 constexpr size_t kHostBytesMax = 253;
+constexpr int kDifferencesMax = 64;
 constexpr size_t kConfigTextBytesMax = 64 << 10;
 constexpr size_t kConfigFileIdBytesMax = 256;
 
@@ -393,6 +394,47 @@ Status CheckBody(const control::Leaving& m, const std::string&) {
   return CheckText(m.reason(), "reason");
 }
 
+Status CheckBody(const control::Compare& m, const std::string& job) {
+  TK_RETURN_IF_ERROR(CheckNumber(m.order(), "order"));
+  TK_RETURN_IF_ERROR(CheckShard(m.own(), job));
+  TK_RETURN_IF_ERROR(CheckSources(m.other(), job));
+  if (m.own().logical().empty() || m.other().shard().logical().empty()) {
+    return Bad("shards without a logical digest are to be compared");
+  }
+  return OkStatus();
+}
+
+template <typename List>
+Status CheckDifferences(const List& differences, uint64_t total) {
+  if (differences.size() > kDifferencesMax || static_cast<uint64_t>(differences.size()) > total) {
+    return Bad("{} differences of {}", differences.size(), total);
+  }
+  for (const std::string& text : differences) TK_RETURN_IF_ERROR(CheckText(text, "differences"));
+  return OkStatus();
+}
+
+Status CheckBody(const control::Compared& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckNumber(m.order(), "order"));
+  TK_RETURN_IF_ERROR(CheckText(m.error(), "error"));
+  return CheckDifferences(m.differences(), m.total());
+}
+
+Status CheckBody(const control::Divergence& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckSave(m.save()));
+  TK_RETURN_IF_ERROR(CheckText(m.text(), "text"));
+  if (m.odd().empty() || static_cast<uint32_t>(m.odd_size()) > m.odd_total()) {
+    return Bad("{} odd replicas of {}", m.odd_size(), m.odd_total());
+  }
+  for (const auto& odd : m.odd()) {
+    if (odd.rank() >= kNodesMax || odd.reference_rank() >= kNodesMax) return Bad("rank too high");
+    TK_RETURN_IF_ERROR(CheckNodeName(odd.node(), "odd.node"));
+    TK_RETURN_IF_ERROR(CheckNodeName(odd.reference_node(), "odd.reference_node"));
+    TK_RETURN_IF_ERROR(CheckText(odd.unknown(), "odd.unknown"));
+    TK_RETURN_IF_ERROR(CheckDifferences(odd.differences(), odd.total()));
+  }
+  return OkStatus();
+}
+
 Status CheckBody(const control::JobStatus& m, const std::string& job) {
   TK_RETURN_IF_ERROR(CheckText(m.state(), "state"));
   TK_RETURN_IF_ERROR(CheckText(m.restore_reason(), "restore_reason"));
@@ -400,6 +442,7 @@ Status CheckBody(const control::JobStatus& m, const std::string& job) {
   for (const uint32_t rank : m.missing_ranks()) {
     if (rank >= kNodesMax) return Bad("missing rank {} is too high", rank);
   }
+  if (m.has_divergence()) TK_RETURN_IF_ERROR(CheckBody(m.divergence(), job));
   if (!m.has_last_committed()) return OkStatus();
   return CheckGeneration(m.last_committed(), job, Shards::kCompleteOrNone);
 }
@@ -441,6 +484,12 @@ Status CheckAnyBody(const control::Envelope& e) {
       return CheckBody(e.leaving(), e.job());
     case control::Envelope::kJobStatus:
       return CheckBody(e.job_status(), e.job());
+    case control::Envelope::kCompare:
+      return CheckBody(e.compare(), e.job());
+    case control::Envelope::kCompared:
+      return CheckBody(e.compared(), e.job());
+    case control::Envelope::kDivergence:
+      return CheckBody(e.divergence(), e.job());
     case control::Envelope::BODY_NOT_SET:
       break;
   }

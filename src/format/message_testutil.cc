@@ -49,6 +49,26 @@ control::SaveStaged MessageMaker::Staged() {
   return m;
 }
 
+control::Compare MessageMaker::Compare() {
+  control::Compare m;
+  m.set_order(6);
+  *m.mutable_own() = ToProto(Shard(3));
+  m.mutable_own()->set_logical(prng.Bytes(32));
+  *m.mutable_other()->mutable_shard() = m.own();
+  return m;
+}
+
+control::Divergence MessageMaker::Divergence() {
+  control::Divergence m;
+  *m.mutable_save() = ToProto(save);
+  m.set_odd_total(1);
+  m.add_odd()->set_node("node-a");
+  m.mutable_odd(0)->set_reference_node("node-b");
+  m.mutable_odd(0)->set_total(1);
+  m.mutable_odd(0)->add_differences("the file x differs");
+  return m;
+}
+
 Envelope MessageMaker::Join() {
   Envelope e = Empty();
   control::Join& m = *e.mutable_join();
@@ -144,6 +164,10 @@ std::vector<Envelope> MessageMaker::All() {
   status.mutable_job_status()->set_state("running");
   status.mutable_job_status()->add_missing_ranks(3);
   *status.mutable_job_status()->mutable_last_committed() = RandomGeneration(&prng, kJob, World());
+  *status.mutable_job_status()->mutable_divergence() = Divergence();
+  *add().mutable_compare() = Compare();
+  add().mutable_compared()->set_order(6);
+  *add().mutable_divergence() = Divergence();
   return all;
 }
 

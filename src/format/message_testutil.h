@@ -27,6 +27,8 @@ struct MessageMaker {
   control::JobSettings Settings();
   control::RestoreChoice Choice();
   control::SaveStaged Staged();
+  control::Compare Compare();
+  control::Divergence Divergence();
   control::Envelope Join();
   control::Envelope RunStart();
   control::Envelope Restore();

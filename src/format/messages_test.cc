@@ -262,6 +262,35 @@ TEST(Messages, BrokenSaves) {
   }
 }
 
+TEST(Messages, BrokenComparisons) {
+  const auto divergence = [](Maker& maker) {
+    Envelope e = maker.Empty();
+    *e.mutable_divergence() = maker.Divergence();
+    return e;
+  };
+  const auto broken = [&](const char* expected, const auto& change) {
+    Maker maker = MakerOf(4);
+    Envelope e = divergence(maker);
+    change(e.mutable_divergence(), e.mutable_divergence()->mutable_odd(0));
+    EXPECT_THAT(CheckEnvelope(e).error().message(), HasSubstr(expected));
+  };
+  broken("0 odd replicas", [](auto* m, auto*) { m->clear_odd(); });
+  broken("1 odd replicas of 0", [](auto* m, auto*) { m->clear_odd_total(); });
+  broken("rank too high", [](auto*, auto* odd) { odd->set_rank(1u << 30); });
+  broken("odd.node", [](auto*, auto* odd) { odd->clear_node(); });
+  broken("1 differences of 0", [](auto*, auto* odd) { odd->clear_total(); });
+  broken("65 differences", [](auto*, auto* odd) {
+    odd->set_total(1000);
+    for (int i = 0; i < 64; ++i) odd->add_differences("x");
+  });
+  Maker maker = MakerOf(4);
+  Envelope e = maker.Empty();
+  *e.mutable_compare() = maker.Compare();
+  ASSERT_TRUE(CheckEnvelope(e).ok());
+  e.mutable_compare()->mutable_own()->clear_logical();
+  EXPECT_THAT(CheckEnvelope(e).error().message(), HasSubstr("without a logical digest"));
+}
+
 TEST(Messages, ARunThatGoesOnMayMissMembers) {
   Maker maker = MakerOf(4);
   Envelope e = maker.RunStart();

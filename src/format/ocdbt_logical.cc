@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/log.h"
 #include "format/legacy_names.h"
 
 namespace tierkeep {
@@ -18,6 +19,8 @@ constexpr uint64_t kCheckpointMetadataBytesMax = 64u << 20;
 // Members of _CHECKPOINT_METADATA that each process measures for itself.
 constexpr std::array<std::string_view, 3> kReplicaMembers = {
     "init_timestamp_nsecs", "commit_timestamp_nsecs", "performance_metrics"};
+
+constexpr size_t kNameShownMax = 160;
 
 using Kind = LogicalLine::Kind;
 
@@ -34,18 +37,81 @@ void AppendU64(std::string& out, uint64_t value) {
 
 // "state: the value of b'w/c/0/0'", without a verb.
 std::string Subject(const LogicalLine& line) {
-  const std::string item = line.item.empty() ? "the step directory" : line.item;
+  const std::string item =
+      line.item.empty() ? "the step directory" : EscapeForLog(line.item, kNameShownMax);
   switch (line.kind) {
     case Kind::kItem:
       return fmt::format("the array store {}", item);
     case Kind::kValue:
-      return fmt::format("{}: the value of {}", item, PythonBytesRepr(line.name));
+      return fmt::format("{}: the value of {}", item,
+                         EscapeForLog(PythonBytesRepr(line.name), kNameShownMax));
     case Kind::kFile:
-      return fmt::format("the file {}", line.name);
+      return fmt::format("the file {}", EscapeForLog(line.name, kNameShownMax));
     case Kind::kLink:
-      return fmt::format("the link {}", line.name);
+      return fmt::format("the link {}", EscapeForLog(line.name, kNameShownMax));
   }
   return {};
+}
+
+// The digest's input, piece by piece.
+template <typename F>
+Status ForEachPiece(std::vector<LogicalLine> lines, F take) {
+  Sort(lines);
+  TK_RETURN_IF_ERROR(take(std::string(kDomain)));
+  std::set<std::string_view> items;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const LogicalLine& line = lines[i];
+    if (i > 0 && SortKey(lines[i - 1]) == SortKey(line)) {
+      return Error(Code::kInvalidArgument, Subject(line) + " is listed twice");
+    }
+    // Items sort before values.
+    if (line.kind == Kind::kItem) items.insert(line.item);
+    if (line.kind == Kind::kValue && !items.contains(line.item)) {
+      return Error(Code::kInvalidArgument, Subject(line) + " has no item");
+    }
+    std::string bytes(1, static_cast<char>(line.kind));
+    AppendU64(bytes, line.item.size());
+    bytes += line.item;
+    AppendU64(bytes, line.name.size());
+    bytes += line.name;
+    AppendU64(bytes, line.length);
+    bytes += line.digest.Raw();
+    TK_RETURN_IF_ERROR(take(bytes));
+  }
+  return OkStatus();
+}
+
+bool TakeU64(std::string_view& bytes, uint64_t& value) {
+  if (bytes.size() < 8) return false;
+  value = 0;
+  for (int i = 7; i >= 0; --i) {
+    value = value << 8 | static_cast<uint8_t>(bytes[static_cast<size_t>(i)]);
+  }
+  bytes.remove_prefix(8);
+  return true;
+}
+
+bool TakeText(std::string_view& bytes, std::string& text) {
+  uint64_t size = 0;
+  if (!TakeU64(bytes, size) || size > bytes.size()) return false;
+  text = bytes.substr(0, size);
+  bytes.remove_prefix(size);
+  return true;
+}
+
+bool TakeLine(std::string_view& bytes, LogicalLine& line) {
+  if (bytes.empty()) return false;
+  const auto kind = static_cast<uint8_t>(bytes.front());
+  if (kind < static_cast<uint8_t>(Kind::kItem) || kind > static_cast<uint8_t>(Kind::kLink)) {
+    return false;
+  }
+  line.kind = static_cast<Kind>(kind);
+  bytes.remove_prefix(1);
+  if (!TakeText(bytes, line.item) || !TakeText(bytes, line.name)) return false;
+  if (!TakeU64(bytes, line.length) || bytes.size() < Xxh128::kSize) return false;
+  line.digest = *Xxh128::FromBytes(bytes.substr(0, Xxh128::kSize));
+  bytes.remove_prefix(Xxh128::kSize);
+  return true;
 }
 
 bool IsLowerHex(std::string_view s, size_t digits) {
@@ -219,30 +285,38 @@ Status AddFileLine(OcdbtFiles& files, const StepEntry& entry, ReplicaFile role, 
 }  // namespace
 
 Result<Blake3> LogicalDigest(std::vector<LogicalLine> lines) {
-  Sort(lines);
   Blake3Hasher hasher;
-  hasher.Update(kDomain);
-  std::set<std::string_view> items;
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const LogicalLine& line = lines[i];
-    if (i > 0 && SortKey(lines[i - 1]) == SortKey(line)) {
-      return Error(Code::kInvalidArgument, Subject(line) + " is listed twice");
-    }
-    // Items sort before values.
-    if (line.kind == Kind::kItem) items.insert(line.item);
-    if (line.kind == Kind::kValue && !items.contains(line.item)) {
-      return Error(Code::kInvalidArgument, Subject(line) + " has no item");
-    }
-    std::string bytes(1, static_cast<char>(line.kind));
-    AppendU64(bytes, line.item.size());
-    bytes += line.item;
-    AppendU64(bytes, line.name.size());
-    bytes += line.name;
-    AppendU64(bytes, line.length);
-    bytes += line.digest.Raw();
-    hasher.Update(bytes);
-  }
+  TK_RETURN_IF_ERROR(ForEachPiece(std::move(lines), [&](const std::string& piece) {
+    hasher.Update(piece);
+    return OkStatus();
+  }));
   return hasher.Finish();
+}
+
+Result<std::string> EncodeLogicalListing(std::vector<LogicalLine> lines) {
+  std::string out;
+  TK_RETURN_IF_ERROR(ForEachPiece(std::move(lines), [&](const std::string& piece) -> Status {
+    if (out.size() + piece.size() > kLogicalListingBytesMax) {
+      return Error(Code::kResourceExhausted, "it has too many keys to be listed");
+    }
+    out += piece;
+    return OkStatus();
+  }));
+  return out;
+}
+
+Result<std::vector<LogicalLine>> DecodeLogicalListing(std::string_view bytes,
+                                                      const Blake3& logical) {
+  const Error bad(Code::kDataLoss, "the listing isn't what its logical digest says");
+  if (ComputeBlake3(bytes) != logical || !bytes.starts_with(kDomain)) return bad;
+  bytes.remove_prefix(kDomain.size());
+  std::vector<LogicalLine> lines;
+  while (!bytes.empty()) {
+    LogicalLine line;
+    if (!TakeLine(bytes, line)) return bad;
+    lines.push_back(std::move(line));
+  }
+  return lines;
 }
 
 void LogicalDigestBuilder::AddItem(std::string item) {
@@ -264,30 +338,33 @@ void LogicalDigestBuilder::AddLink(std::string path, std::string_view target) {
       {Kind::kLink, {}, std::move(path), target.size(), ComputeXxh128(AsBytes(target))});
 }
 
-std::vector<std::string> DescribeDifference(std::vector<LogicalLine> a, std::vector<LogicalLine> b,
-                                            size_t differences_max) {
-  Sort(a);
-  Sort(b);
-  std::vector<std::string> out;
-  size_t found = 0;
+LogicalDifference CompareReplicas(ReplicaLines a, ReplicaLines b, size_t first_max) {
+  Sort(a.lines);
+  Sort(b.lines);
+  LogicalDifference out;
   const auto note = [&](const LogicalLine& line, std::string_view what) {
-    if (++found <= differences_max) out.push_back(fmt::format("{} {}", Subject(line), what));
+    if (++out.total <= first_max) out.first.push_back(fmt::format("{} {}", Subject(line), what));
   };
-  for (size_t i = 0, j = 0; i < a.size() || j < b.size();) {
-    if (j == b.size() || (i < a.size() && SortKey(a[i]) < SortKey(b[j]))) {
-      note(a[i++], "is only in the first");
-    } else if (i == a.size() || SortKey(b[j]) < SortKey(a[i])) {
-      note(b[j++], "is only in the second");
+  const std::string only_a = fmt::format("is only in {}", a.name);
+  const std::string only_b = fmt::format("is only in {}", b.name);
+  for (size_t i = 0, j = 0; i < a.lines.size() || j < b.lines.size();) {
+    const LogicalLine* x = i < a.lines.size() ? &a.lines[i] : nullptr;
+    const LogicalLine* y = j < b.lines.size() ? &b.lines[j] : nullptr;
+    if (y == nullptr || (x != nullptr && SortKey(*x) < SortKey(*y))) {
+      note(*x, only_a);
+      ++i;
+    } else if (x == nullptr || SortKey(*y) < SortKey(*x)) {
+      note(*y, only_b);
+      ++j;
     } else {
-      if (a[i] != b[j]) {
-        note(a[i], a[i].length == b[j].length
-                       ? "differs"
-                       : fmt::format("differs ({} and {} bytes)", a[i].length, b[j].length));
+      if (*x != *y) {
+        note(*x, x->length == y->length
+                     ? "differs"
+                     : fmt::format("differs ({} and {} bytes)", x->length, y->length));
       }
       ++i, ++j;
     }
   }
-  if (found > out.size()) out.push_back(fmt::format("and {} more", found - out.size()));
   return out;
 }
 

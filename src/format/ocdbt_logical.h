@@ -67,10 +67,27 @@ class LogicalDigestBuilder {
   std::vector<LogicalLine> lines_;
 };
 
-// One sentence a difference ("state: the value of b'w/c/0/0' differs"), in the order of the lines,
-// at most `differences_max`; when there are more, the last sentence counts them. Empty: equal.
-std::vector<std::string> DescribeDifference(std::vector<LogicalLine> a, std::vector<LogicalLine> b,
-                                            size_t differences_max = 16);
+// The bytes that LogicalDigest covers, whose BLAKE3-256 it is: what one replica tells another when
+// they disagree. Errors as of LogicalDigest; kResourceExhausted beyond kLogicalListingBytesMax.
+inline constexpr uint64_t kLogicalListingBytesMax = 256u << 20;
+Result<std::string> EncodeLogicalListing(std::vector<LogicalLine> lines);
+// The lines again, sorted. kDataLoss: these are not the bytes of that logical digest.
+Result<std::vector<LogicalLine>> DecodeLogicalListing(std::string_view bytes,
+                                                      const Blake3& logical);
+
+// Where two replicas differ.
+struct LogicalDifference {
+  uint64_t total = 0;
+  // A sentence each ("state: the value of b'w/c/0/0' differs"), in the order of the lines; of those
+  // that only one has, `a` or `b` is said to have it. Escaped and cut, for people.
+  std::vector<std::string> first;
+};
+// At most `first_max` sentences; `total` counts them all. `a` and `b` name the two sides.
+struct ReplicaLines {
+  std::string name;
+  std::vector<LogicalLine> lines;
+};
+LogicalDifference CompareReplicas(ReplicaLines a, ReplicaLines b, size_t first_max = 16);
 
 // An entry of a step directory, as the walk over it found it. Directories need not be listed.
 struct StepEntry {

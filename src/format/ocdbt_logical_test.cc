@@ -94,7 +94,15 @@ TEST(LogicalDigest, RefusesLinesTwiceAndValuesWithoutItem) {
   EXPECT_EQ(homeless.Finish().error().code(), Code::kInvalidArgument);
 }
 
-TEST(DescribeDifference, NamesWhatDiffers) {
+// As CompareReplicas names what differs.
+std::vector<std::string> Difference(const std::vector<LogicalLine>& a,
+                                    const std::vector<LogicalLine>& b) {
+  const LogicalDifference found = CompareReplicas({"rank 0", a}, {"rank 1", b});
+  EXPECT_EQ(found.total, found.first.size());
+  return found.first;
+}
+
+TEST(CompareReplicas, NamesWhatDiffers) {
   LogicalDigestBuilder a, b;
   a.AddItem("state"), b.AddItem("state");
   a.AddValue("state", "same", 1, X("1")), b.AddValue("state", "same", 1, X("1"));
@@ -102,21 +110,82 @@ TEST(DescribeDifference, NamesWhatDiffers) {
   a.AddValue("state", "len", 1, X("1")), b.AddValue("state", "len", 2, X("22"));
   a.AddValue("state", "mine", 1, X("1"));
   b.AddFile("extra", 0, X(""));
-  EXPECT_THAT(DescribeDifference(a.lines(), b.lines()),
+  EXPECT_THAT(Difference(a.lines(), b.lines()),
               ElementsAre("state: the value of b\"it's\" differs",
                           "state: the value of b'len' differs (1 and 2 bytes)",
-                          "state: the value of b'mine' is only in the first",
-                          "the file extra is only in the second"));
-  EXPECT_THAT(DescribeDifference(a.lines(), b.lines(), 1),
-              ElementsAre("state: the value of b\"it's\" differs", "and 3 more"));
-  EXPECT_THAT(DescribeDifference(a.lines(), a.lines()), IsEmpty());
+                          "state: the value of b'mine' is only in rank 0",
+                          "the file extra is only in rank 1"));
+  const LogicalDifference cut = CompareReplicas({"rank 0", a.lines()}, {"rank 1", b.lines()}, 1);
+  EXPECT_EQ(cut.total, 4U);
+  EXPECT_THAT(cut.first, ElementsAre("state: the value of b\"it's\" differs"));
+  EXPECT_THAT(Difference(a.lines(), a.lines()), IsEmpty());
+}
+
+TEST(CompareReplicas, LongAndForgedNamesAreCutAndEscaped) {
+  LogicalDigestBuilder a, b;
+  a.AddItem("s\n"), b.AddItem("s\n");
+  a.AddValue("s\n", std::string(5000, 'k') + "\n", 1, X("1"));
+  a.AddFile("\xff\nERROR forged", 1, X("1"));
+  for (const std::string& text : Difference(a.lines(), b.lines())) {
+    EXPECT_LT(text.size(), 400U);
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+    EXPECT_EQ(text.find('\xff'), std::string::npos);
+  }
+}
+
+TEST(LogicalListing, IsWhatTheDigestCoversAndComesBack) {
+  MemoryFiles files = Golden("replica0");
+  std::vector<LogicalLine> lines = Lines(files);
+  const Blake3 logical = LogicalDigest(lines).value();
+  const std::string listing = EncodeLogicalListing(lines).value();
+  EXPECT_EQ(ComputeBlake3(listing), logical);
+  const auto back = DecodeLogicalListing(listing, logical);
+  ASSERT_TRUE(back.ok()) << back.error().ToString();
+  EXPECT_THAT(Difference(*back, lines), IsEmpty());
+}
+
+TEST(LogicalListing, OtherBytesAreRefusedEvenWithTheirOwnDigest) {
+  MemoryFiles files = Golden("replica0");
+  const std::string listing = EncodeLogicalListing(Lines(files)).value();
+  EXPECT_EQ(DecodeLogicalListing(listing, ComputeBlake3("")).error().code(), Code::kDataLoss);
+  const std::string domain = EncodeLogicalListing({}).value();
+  size_t refused = 0;
+  for (size_t n = 0; n < listing.size(); ++n) {
+    const std::string part = listing.substr(0, n);
+    const auto back = DecodeLogicalListing(part, ComputeBlake3(part));
+    if (back.ok()) {
+      // Cut between two lines it is another listing, and reads as that.
+      EXPECT_EQ(EncodeLogicalListing(*back).value(), part);
+    } else {
+      ++refused;
+      EXPECT_EQ(back.error().code(), Code::kDataLoss);
+    }
+  }
+  EXPECT_GT(refused, domain.size());
+  for (const std::string_view wrong : {"\x05", "\x02", "\x02\xff\xff\xff\xff\xff\xff\xff\x7f"}) {
+    const std::string bytes = domain + std::string(wrong);
+    EXPECT_FALSE(DecodeLogicalListing(bytes, ComputeBlake3(bytes)).ok());
+  }
+}
+
+TEST(LogicalListing, OfAHundredThousandKeysIsSmallAndComparesKeyByKey) {
+  LogicalDigestBuilder a, b;
+  a.AddItem("state"), b.AddItem("state");
+  for (int i = 0; i < 100'000; ++i) {
+    const std::string key = fmt::format("params.layers_{}.mlp.kernel/c/{}/0", i / 100, i % 100);
+    a.AddValue("state", key, 4096, X(key));
+    b.AddValue("state", key, 4096, X(i == 77'777 ? "flipped" : key));
+  }
+  EXPECT_LT(EncodeLogicalListing(a.lines()).value().size(), 12u << 20);
+  EXPECT_THAT(Difference(a.lines(), b.lines()),
+              ElementsAre("state: the value of b'params.layers_777.mlp.kernel/c/77/0' differs"));
 }
 
 TEST(Replicas, OfARealSaveAreEqual) {
   MemoryFiles first = Golden("replica0"), second = Golden("replica1");
   ASSERT_NE(first.files, second.files);
   const auto a = Lines(first), b = Lines(second);
-  EXPECT_THAT(DescribeDifference(a, b), IsEmpty());
+  EXPECT_THAT(Difference(a, b), IsEmpty());
   EXPECT_EQ(LogicalDigest(a).value(), LogicalDigest(b).value());
   // All arrays' values are covered, and the files with the tree's structure.
   const auto covered = [&](LogicalLine::Kind kind) {
@@ -146,15 +215,15 @@ TEST(Replicas, DifferInAnyValueOrStateFile) {
   ASSERT_NE(value, plan->work.end());
   MemoryFiles damaged = good;
   damaged.files[value->location.path][value->location.offset] ^= 1;
-  EXPECT_EQ(DescribeDifference(lines, Lines(damaged)).size(), 1u);
+  EXPECT_EQ(Difference(lines, Lines(damaged)).size(), 1u);
   // A file that Orbax does not write, wherever it is.
   for (const char* path :
        {"state/d/extra", "state/extra.npz", "extra", "other/extra", "state/ocdbt.process_0/extra",
         "state/array_metadatas/extra", "process_metadata/x/commit_success.txt"}) {
     MemoryFiles more = good;
     more.files[path] = "state";
-    EXPECT_THAT(DescribeDifference(lines, Lines(more)),
-                ElementsAre(fmt::format("the file {} is only in the second", path)));
+    EXPECT_THAT(Difference(lines, Lines(more)),
+                ElementsAre(fmt::format("the file {} is only in rank 1", path)));
   }
   // Metrics and the user's metadata count, timestamps do not.
   MemoryFiles other = good;
@@ -162,7 +231,7 @@ TEST(Replicas, DifferInAnyValueOrStateFile) {
   const size_t custom = metadata.find("\"custom_metadata\": {}");
   ASSERT_NE(custom, std::string::npos) << metadata;
   metadata.replace(custom, 21, "\"custom_metadata\": {\"position\": 7}");
-  EXPECT_EQ(DescribeDifference(lines, Lines(other)).size(), 1u);
+  EXPECT_EQ(Difference(lines, Lines(other)).size(), 1u);
 }
 
 TEST(Replicas, BookkeepingIsExactlyWhatTheListSays) {

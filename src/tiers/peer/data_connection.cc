@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "format/manifest.h"
+#include "format/ocdbt_logical.h"
 
 namespace tierkeep {
 
@@ -31,14 +32,23 @@ Result<uint64_t> DataConnection::Ask(const DataRequest& request) {
   return Error(response.code, "the peer answers: " + EscapeForLog(text));
 }
 
-Result<std::string> DataConnection::FetchManifest(const Blake3& digest) {
-  TK_ASSIGN_OR_RETURN(const uint64_t bytes, Ask({.op = DataOp::kManifest, .digest = digest}));
-  if (bytes > kManifestBytesMax) {
-    return Error(Code::kDataLoss, "a peer's manifest is longer than any can be");
+Result<std::string> DataConnection::FetchBody(DataOp op, const Blake3& digest,
+                                              uint64_t bytes_max) {
+  TK_ASSIGN_OR_RETURN(const uint64_t bytes, Ask({.op = op, .digest = digest}));
+  if (bytes > bytes_max) {
+    return Error(Code::kDataLoss, "a peer's manifest or listing is longer than any can be");
   }
-  std::string manifest(bytes, '\0');
-  TK_RETURN_IF_ERROR(stream_->ReadExactly(std::as_writable_bytes(std::span(manifest))));
-  return manifest;
+  std::string body(bytes, '\0');
+  TK_RETURN_IF_ERROR(stream_->ReadExactly(std::as_writable_bytes(std::span(body))));
+  return body;
+}
+
+Result<std::string> DataConnection::FetchManifest(const Blake3& digest) {
+  return FetchBody(DataOp::kManifest, digest, kManifestBytesMax);
+}
+
+Result<std::string> DataConnection::FetchListing(const Blake3& digest) {
+  return FetchBody(DataOp::kListing, digest, kLogicalListingBytesMax);
 }
 
 Status DataConnection::RequestChunks(const Blake3& digest, uint64_t first, uint64_t count,

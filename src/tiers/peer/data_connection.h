@@ -22,6 +22,8 @@ class DataConnection {
   // The bytes, not checked against `digest`. kNotFound: the peer doesn't have it, and the
   // connection goes on. kDataLoss: it answered nonsense.
   Result<std::string> FetchManifest(const Blake3& digest);
+  // The logical listing of that shard, not checked. Errors as above, and those of ListLogically.
+  Result<std::string> FetchListing(const Blake3& digest);
   // The peer's promise to send chunks [first, first + count), `bytes` in all, which then are read
   // with Read. Errors as above.
   Status RequestChunks(const Blake3& digest, uint64_t first, uint64_t count, uint64_t bytes);
@@ -34,6 +36,7 @@ class DataConnection {
       : stream_(std::move(stream)), preamble_(std::move(preamble)) {}
   // The length of the body that follows.
   Result<uint64_t> Ask(const DataRequest& request);
+  Result<std::string> FetchBody(DataOp op, const Blake3& digest, uint64_t bytes_max);
 
   const std::unique_ptr<Stream> stream_;
   std::string preamble_;  // until it was sent

@@ -125,6 +125,35 @@ TEST_F(DataServerTest, WhatItDoesNotHaveIsAnErrorAndTheConnectionGoesOn) {
   EXPECT_EQ(node_.server().rejected(), 6u);
 }
 
+TEST_F(DataServerTest, ListsWhatAReplicaIsComparedBy) {
+  const std::string content = prng_.Bytes(1000);
+  Manifest manifest;
+  manifest.entries.push_back({.type = EntryType::kFile,
+                              .mode = 0644,
+                              .bytes = content.size(),
+                              .chunks = {{content.size(), ComputeXxh128(AsBytes(content))}}});
+  LogicalDigestBuilder builder;
+  builder.AddFile("", content.size(), ComputeXxh128(AsBytes(content)));
+  manifest.logical = builder.Finish().value();
+  const Blake3 digest = node_.AddShard(manifest, {content});
+  PeerNode asker("asker");
+  Puller puller(&asker.store(), &asker.clock(), {}, Logger());
+  const auto lines = puller.Listing({.digest = digest, .sources = {node_.Source()}},
+                                    manifest.logical);
+  ASSERT_TRUE(lines.ok()) << lines.error().ToString();
+  EXPECT_EQ(*lines, builder.lines());
+  // A source that lies, one that has it not, and one that never could compare it.
+  const auto code = [&](const Blake3& of, const Blake3& logical) {
+    const auto listing = puller.Listing({.digest = of, .sources = {node_.Source()}}, logical);
+    return listing.ok() ? Code::kOk : listing.error().code();
+  };
+  EXPECT_EQ(code(digest, ComputeBlake3("other")), Code::kDataLoss);
+  EXPECT_EQ(code(ComputeBlake3("other"), manifest.logical), Code::kNotFound);
+  EXPECT_EQ(code(node_.AddRandomShard(prng_, 1000), manifest.logical), Code::kFailedPrecondition);
+  EXPECT_EQ(puller.Listing({.digest = digest, .sources = {}}, manifest.logical).error().code(),
+            Code::kUnavailable);
+}
+
 TEST_F(DataServerTest, AWrongTokenGetsNothing) {
   const Blake3 digest = node_.AddRandomShard(prng_, 5'000);
   for (const size_t wrong : {size_t{0}, size_t{15}, size_t{31}}) {

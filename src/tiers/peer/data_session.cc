@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "format/store_names.h"
+#include "tiers/ram/save_hash.h"
 
 namespace tierkeep {
 namespace {
@@ -158,12 +160,28 @@ Status DataSession::Answer(const DataRequest& request) {
     ++service_->rejected;
     return AnswerError(selected.error().code(), selected.error().message());
   }
-  return request.op == DataOp::kManifest ? AnswerManifest(open_->held) : AnswerChunks(request);
+  switch (request.op) {
+    case DataOp::kManifest:
+      return AnswerBody(*open_->held.encoded);
+    case DataOp::kListing:
+      return AnswerListing(open_->held);
+    case DataOp::kChunks:
+      break;
+  }
+  return AnswerChunks(request);
 }
 
-Status DataSession::AnswerManifest(const HeldShard& held) {
-  TK_RETURN_IF_ERROR(Send(AsBytes(EncodeDataResponse({.body_bytes = held.encoded->size()}))));
-  return Send(AsBytes(*held.encoded));
+Status DataSession::AnswerBody(std::string_view body) {
+  TK_RETURN_IF_ERROR(Send(AsBytes(EncodeDataResponse({.body_bytes = body.size()}))));
+  return Send(AsBytes(body));
+}
+
+// Nothing is sent while it is made: the asker waits longer than for bytes.
+Status DataSession::AnswerListing(const HeldShard& held) {
+  const auto listing = ListLogically(service_->store->root(), ShardDataPath(held.digest),
+                                     *held.manifest, &expired_, service_->logger);
+  if (!listing.ok()) return AnswerError(listing.error().code(), listing.error().message());
+  return AnswerBody(*listing);
 }
 
 Status DataSession::AnswerChunks(const DataRequest& request) {

@@ -76,7 +76,8 @@ class DataSession {
   Status Admit(DataRequest* first);
   Status Answer(const DataRequest& request);
   Status AnswerError(Code code, std::string_view text);
-  Status AnswerManifest(const HeldShard& held);
+  Status AnswerBody(std::string_view body);
+  Status AnswerListing(const HeldShard& held);
   Status AnswerChunks(const DataRequest& request);
   Status SendChunks(uint64_t first, uint64_t count);
   Status SendFileRange(size_t entry, uint64_t file_bytes, uint64_t offset, uint64_t bytes);

@@ -85,6 +85,7 @@ Blake3 PeerNode::AddShard(Manifest manifest, const std::vector<std::string>& con
                        .worker = 0,
                        .ordinal = 1,
                        .world = {.framework = Framework::kOrbax, .nodes = 2}};
+  if (!manifest.logical.IsZero()) manifest.identity.world.data_parallelism = 2;
   const auto encoded = EncodeManifest(manifest);
   TK_CHECK_MSG(encoded.ok(), encoded.error().ToString());
   auto incoming = store_->StartIncoming(*encoded);

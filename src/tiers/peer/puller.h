@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "format/ocdbt_logical.h"
 #include "io/clock.h"
 #include "io/frame_network.h"
 #include "tiers/peer/transfer_options.h"
@@ -51,6 +52,9 @@ struct PullerOptions {
   Duration late_after = 500ms;
 };
 
+// How long a source may take to make a listing: it reads its small values again.
+inline constexpr Duration kListingDeadline = 30s;
+
 class Puller {
  public:
   Puller(Store* store, Clock* clock, PullerOptions options, Logger logger);
@@ -58,6 +62,9 @@ class Puller {
   // Blocking. A shard already held (and not suspect) is success with no bytes. No space is
   // kResourceExhausted and leaves nothing behind. Threads: any, several at once.
   PullResult Pull(const PullRequest& request, const std::atomic<bool>* cancelled);
+  // The lines that `logical`, the shard's logical digest, covers, from the first source that tells
+  // them truly: to find out where replicas differ. Blocking, within kListingDeadline a source.
+  Result<std::vector<LogicalLine>> Listing(const PullRequest& request, const Blake3& logical);
   uint64_t bytes_pulled() const;  // over the network, of all pulls so far
 
  private:

@@ -63,27 +63,20 @@ class SaveFiles : public OcdbtFiles {
   uint64_t bytes_ = 0;
 };
 
-std::optional<LogicalPlan> Plan(Dir& dir, const std::string& root,
-                                const std::vector<TreeEntry>& tree, const Logger& logger) {
+Result<LogicalPlan> Plan(Dir& dir, const std::string& root,
+                         const std::vector<ManifestEntry>& tree, const Logger& logger) {
   std::vector<StepEntry> entries;
-  for (const TreeEntry& entry : tree) {
-    if (entry.stat.type == FileType::kDirectory) continue;
-    entries.push_back({entry.path, entry.stat.type == FileType::kSymlink,
-                       entry.stat.type == FileType::kFile ? entry.stat.bytes : 0,
-                       entry.link_target});
+  for (const ManifestEntry& entry : tree) {
+    if (entry.type == EntryType::kDirectory) continue;
+    entries.push_back(
+        {entry.path, entry.type == EntryType::kSymlink, entry.bytes, entry.link_target});
   }
   SaveFiles files(dir, root);
-  auto plan = PlanLogicalDigest(files, entries);
-  if (!plan.ok()) {
-    logger.Warning(
-        "save can't be compared with other replicas, its arrays are not readable as OCDBT: {}",
-        EscapeForLog(plan.error().message()));
-    return std::nullopt;
-  }
-  for (const std::string& warning : plan->warnings) {
+  TK_ASSIGN_OR_RETURN(LogicalPlan plan, PlanLogicalDigest(files, entries));
+  for (const std::string& warning : plan.warnings) {
     logger.Warning("save: {}", EscapeForLog(warning));
   }
-  return std::move(*plan);
+  return plan;
 }
 
 using EntryByPath = std::map<std::string_view, size_t>;  // files only
@@ -111,8 +104,21 @@ class SaveHasher {
       }
       if (made.type == EntryType::kFile) made.bytes = entry.stat.bytes;
     }
-    for (size_t i = 0; i < entries.size(); ++i) {
-      if (entries[i].type == EntryType::kFile) by_path_[entries[i].path] = i;
+    IndexFiles();
+  }
+
+  // Instead of Begin and HashChunks: the chunks are those of `manifest`.
+  void Resume(const Manifest& manifest) {
+    out_.manifest = manifest;
+    IndexFiles();
+    for (const ManifestEntry& entry : out_.manifest.entries) {
+      if (entry.type != EntryType::kFile) continue;
+      std::vector<uint64_t>& starts = chunk_starts_[&entry];
+      uint64_t at = 0;
+      for (const Chunk& chunk : entry.chunks) {
+        starts.push_back(at);
+        at += chunk.bytes;
+      }
     }
   }
 
@@ -193,6 +199,13 @@ class SaveHasher {
   }
 
  private:
+  void IndexFiles() {
+    const auto& entries = out_.manifest.entries;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i].type == EntryType::kFile) by_path_[entries[i].path] = i;
+    }
+  }
+
   // The digests of the pieces of `location`, when chunks were cut at its boundaries.
   std::optional<std::vector<Xxh128>> FromChunks(const OcdbtLocation& location) const {
     const ManifestEntry& entry = out_.manifest.entries[by_path_.at(location.path)];
@@ -218,6 +231,15 @@ class SaveHasher {
   EntryByPath by_path_;
   std::map<const ManifestEntry*, std::vector<uint64_t>> chunk_starts_;
 };
+
+// A single file: all of its bytes count.
+LogicalDigestBuilder SingleFile(const ManifestEntry& file) {
+  std::vector<Xxh128> pieces;
+  for (const Chunk& chunk : file.chunks) pieces.push_back(chunk.digest);
+  LogicalDigestBuilder builder;
+  builder.AddFile("", file.bytes, pieces.empty() ? ComputeXxh128({}) : CombinePieceDigests(pieces));
+  return builder;
+}
 
 }  // namespace
 
@@ -246,7 +268,15 @@ Result<HashedSave> HashSave(Dir& dir, const std::string& root, const std::vector
   std::optional<LogicalPlan> plan;
   const bool is_tree = !tree.empty() && tree.front().stat.type == FileType::kDirectory;
   const bool comparable = identity.world.replicas() > 1;
-  if (comparable && is_tree) plan = Plan(dir, root, tree, logger);
+  if (comparable && is_tree) {
+    if (auto made = Plan(dir, root, out.manifest.entries, logger); made.ok()) {
+      plan = std::move(*made);
+    } else {
+      logger.Warning(
+          "save can't be compared with other replicas, its arrays are not readable as OCDBT: {}",
+          EscapeForLog(made.error().message()));
+    }
+  }
   if (plan && !hasher.Fits(*plan)) {
     logger.Warning("save can't be compared with other replicas: its files changed while read");
     plan.reset();
@@ -257,14 +287,7 @@ Result<HashedSave> HashSave(Dir& dir, const std::string& root, const std::vector
     TK_RETURN_IF_ERROR(hasher.HashValues(*plan));
     logical = LogicalDigest(std::move(plan->lines));
   } else if (comparable && !is_tree && !out.manifest.entries.empty()) {
-    // A single file: all of its bytes count.
-    const ManifestEntry& file = out.manifest.entries.front();
-    std::vector<Xxh128> pieces;
-    for (const Chunk& chunk : file.chunks) pieces.push_back(chunk.digest);
-    LogicalDigestBuilder builder;
-    builder.AddFile("", file.bytes,
-                    pieces.empty() ? ComputeXxh128({}) : CombinePieceDigests(pieces));
-    logical = builder.Finish();
+    logical = SingleFile(out.manifest.entries.front()).Finish();
   }
   if (!logical.ok()) {
     logger.Warning("save can't be compared with other replicas: {}",
@@ -273,6 +296,29 @@ Result<HashedSave> HashSave(Dir& dir, const std::string& root, const std::vector
     out.manifest.logical = *logical;
   }
   return out;
+}
+
+Result<std::string> ListLogically(Dir& dir, const std::string& root, const Manifest& manifest,
+                                  const std::atomic<bool>* cancelled, const Logger& logger) {
+  if (manifest.logical.IsZero()) {
+    return Error(Code::kFailedPrecondition, "it could not be compared with other replicas");
+  }
+  const Error changed(Code::kDataLoss, "its bytes are no longer what was saved");
+  HashedSave out;
+  SaveHasher hasher(dir, root, nullptr, cancelled, out);
+  hasher.Resume(manifest);
+  std::vector<LogicalLine> lines;
+  if (manifest.entries.front().type == EntryType::kDirectory) {
+    TK_ASSIGN_OR_RETURN(LogicalPlan plan, Plan(dir, root, manifest.entries, logger));
+    if (!hasher.Fits(plan)) return changed;
+    TK_RETURN_IF_ERROR(hasher.HashValues(plan));
+    lines = std::move(plan.lines);
+  } else {
+    lines = SingleFile(manifest.entries.front()).lines();
+  }
+  TK_ASSIGN_OR_RETURN(std::string listing, EncodeLogicalListing(std::move(lines)));
+  if (ComputeBlake3(listing) != manifest.logical) return changed;
+  return listing;
 }
 
 }  // namespace tierkeep

@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "format/ocdbt_logical.h"
 #include "format/ocdbt_testutil.h"
 #include "tiers/ram/ram_testutil.h"
 
@@ -173,6 +174,48 @@ TEST_F(ReplicaTest, SingleFilesCompareByTheirBytes) {
   EXPECT_EQ(Hash("a").manifest.logical, Hash("b").manifest.logical);
   EXPECT_NE(Hash("a").manifest.logical, Hash("c").manifest.logical);
   EXPECT_FALSE(Hash("empty").manifest.logical.IsZero());
+}
+
+TEST_F(ReplicaTest, ListingsNameTheValueThatDiffers) {
+  std::map<std::string, std::string> values{{"a", "inline"},
+                                            {"b", prng_.Bytes(20'000)},
+                                            {"d", prng_.Bytes(2 * kChunkBytes + 7)}};
+  Save("one", values, kFileOne, 0);
+  values["d"].back() ^= 1;
+  values["e"] = prng_.Bytes(300);
+  Save("two", values, kFileTwo, 5);
+  std::vector<ReplicaLines> sides;
+  for (const std::string name : {"one", "two"}) {
+    const Manifest manifest = Hash(name).manifest;
+    const auto listing = ListLogically(temp_.dir(), name, manifest, nullptr, Logger(log_));
+    ASSERT_TRUE(listing.ok()) << listing.error().ToString();
+    const auto lines = DecodeLogicalListing(*listing, manifest.logical);
+    ASSERT_TRUE(lines.ok()) << lines.error().ToString();
+    sides.push_back({name, *lines});
+  }
+  const LogicalDifference found = CompareReplicas(sides[0], sides[1]);
+  EXPECT_EQ(found.total, 2U);
+  EXPECT_EQ(found.first, (std::vector<std::string>{"state: the value of b'd' differs",
+                                                   "state: the value of b'e' is only in two"}));
+}
+
+TEST_F(ReplicaTest, ListingsOfBytesThatChangedOrThatNeverComparedAreRefused) {
+  Save("one", {{"b", prng_.Bytes(20'000)}}, kFileOne, 0);
+  const Manifest manifest = Hash("one").manifest;
+  const std::string path = temp_.Path("one/state/" + kFileOne);
+  std::string data = GetFile(path);
+  data[7] ^= 1;
+  PutFile(path, data);
+  const Logger logger(log_);
+  EXPECT_EQ(ListLogically(temp_.dir(), "one", manifest, nullptr, logger).error().code(),
+            Code::kDataLoss);
+  ASSERT_TRUE(temp_.dir().RemoveTree("one/state").ok());
+  EXPECT_FALSE(ListLogically(temp_.dir(), "one", manifest, nullptr, logger).ok());
+  PutFile(temp_.Path("file"), "same");
+  EXPECT_TRUE(ListLogically(temp_.dir(), "file", Hash("file").manifest, nullptr, logger).ok());
+  EXPECT_EQ(
+      ListLogically(temp_.dir(), "file", Hash("file", 0).manifest, nullptr, logger).error().code(),
+      Code::kFailedPrecondition);
 }
 
 }  // namespace
