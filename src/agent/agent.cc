@@ -302,6 +302,7 @@ StatusInputs Agent::Snapshot() {
       in.progress = control_->Progress(in.node.config->job);
     }
     in.restore = node_->restore_times();
+    in.clock_skews = control_->clock_skews();
     if (const auto at = node_->last_commit_at()) {
       in.last_commit_age_seconds = ToSeconds(clock_.Now() - *at);
     }

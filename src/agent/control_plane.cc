@@ -70,6 +70,19 @@ void ControlPlane::OnClosed(ConnectionId connection, const Error& why) {
   loop_->Post([this, connection, why] { HandleClosed(connection, why); });
 }
 
+// What leaves this machine says when it did.
+Result<std::string> ControlPlane::Encode(control::Envelope message) const {
+  message.set_wall_ms(WallMillis(clock_->WallNow()));
+  return EncodeEnvelope(std::move(message));
+}
+
+void ControlPlane::NoteClock(const control::Envelope& message) {
+  if (message.wall_ms() == 0) return;
+  const auto now = static_cast<double>(WallMillis(clock_->WallNow()));
+  if (clock_skews_.size() > kNodesMax) clock_skews_.clear();
+  clock_skews_[message.sender()] = (static_cast<double>(message.wall_ms()) - now) / 1000;
+}
+
 void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame) {
   auto message = DecodeEnvelope(frame);
   if (!message.ok()) {
@@ -77,6 +90,7 @@ void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame
     network_->Close(connection);
     return;
   }
+  NoteClock(*message);
   if (coordinator_ == connection) {
     sink_(NodeEvent::Received{std::move(*message)});
     return;
@@ -90,7 +104,7 @@ void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame
     answer.set_job(job);
     answer.set_sender(options_.node_name);
     answer.mutable_rejected()->set_reason("this agent doesn't coordinate job " + job);
-    if (auto bytes = EncodeEnvelope(answer); bytes.ok()) network_->Send(connection, *bytes);
+    if (auto bytes = Encode(answer); bytes.ok()) network_->Send(connection, *bytes);
     network_->Close(connection);
     return;
   }
@@ -191,7 +205,7 @@ void ControlPlane::Disconnect() {
 
 void ControlPlane::Send(const control::Envelope& message) {
   if (local_job_.empty() && !coordinator_) return;
-  auto bytes = EncodeEnvelope(message);
+  auto bytes = local_job_.empty() ? Encode(message) : EncodeEnvelope(message);
   if (!bytes.ok()) {
     logger_.Error("a message of ours breaks a rule and was not sent: {}", bytes.error().ToString());
     return;
@@ -263,7 +277,7 @@ void ControlPlane::SendTo(const std::string& job, ConnectionId to,
     });
     return;
   }
-  auto bytes = EncodeEnvelope(message);
+  auto bytes = Encode(message);
   if (!bytes.ok()) {
     logger_.Error("a message of the coordinator breaks a rule and was not sent: {}",
                   bytes.error().ToString());

@@ -54,6 +54,9 @@ class ControlPlane : private FrameHandler {
   std::optional<control::JobStatus> CoordinatorStatus(const std::string& job) const;
   // Empty unless this agent coordinates the job.
   std::vector<RankProgress> Progress(const std::string& job) const;
+  // Seconds by which other agents' wall clocks are ahead of ours, by node: of those whose messages
+  // came over the network. As true as a message is quick.
+  const std::map<std::string, double>& clock_skews() const { return clock_skews_; }
   uint64_t rejected_frames() const { return network_ ? network_->rejected_frames() : 0; }
 
  private:
@@ -71,6 +74,8 @@ class ControlPlane : private FrameHandler {
   void OnFrame(ConnectionId connection, std::string frame) override;
   void OnClosed(ConnectionId connection, const Error& why) override;
 
+  Result<std::string> Encode(control::Envelope message) const;
+  void NoteClock(const control::Envelope& message);
   void HandleFrame(ConnectionId connection, const std::string& frame);
   void HandleClosed(ConnectionId connection, const Error& why);
   void ToCoordinator(const std::string& job, const CoordinatorEvent::Any& event);
@@ -98,6 +103,7 @@ class ControlPlane : private FrameHandler {
   std::string own_job_;    // the job that the node last became coordinator of
   uint64_t link_ = 0;      // counts the node's connections: news of an ended one is dropped
   std::string local_job_;  // set while the node speaks to a machine in this process
+  std::map<std::string, double> clock_skews_;
   std::unique_ptr<WorkQueue> slow_;  // rendezvous calls
   std::unique_ptr<FrameNetwork> network_;
 };

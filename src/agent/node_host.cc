@@ -429,12 +429,11 @@ Status NodeHost::Do(const NodeAction::Compare& action) {
   request.sources = SourcesOf(action.other);
   const auto flag = Flag(action.task);
   parts_.pulls->StartListing(
-      *tasks_queue_, std::move(request),
-      FixedFromProto<Blake3>(action.other.shard().logical()),
+      *tasks_queue_, std::move(request), FixedFromProto<Blake3>(action.other.shard().logical()),
       [this, action, flag](Result<std::vector<LogicalLine>> other) {
-        auto difference = CompareWithReplica(parts_.store, action.own,
-                                             {action.other.shard(), std::move(other)},
-                                             {flag.get(), parts_.logger});
+        auto difference =
+            CompareWithReplica(parts_.store, action.own, {action.other.shard(), std::move(other)},
+                               {flag.get(), parts_.logger});
         EndTask(action.task);
         Post(NodeEvent::Compared{action.task, std::move(difference)});
       });

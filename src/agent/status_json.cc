@@ -68,10 +68,13 @@ json StoreJson(const StatusInputs& in) {
   return {{"own_bytes", bytes.own}, {"peer_bytes", bytes.peer}, {"shards", std::move(shards)}};
 }
 
-json MembersJson(const NodeStatus& node) {
+json MembersJson(const StatusInputs& in) {
   json out = json::array();
-  for (const control::Member& m : node.members) {
+  for (const control::Member& m : in.node.members) {
+    const auto skew = in.clock_skews.find(m.node());
     out.push_back({{"node", m.node()},
+                   {"clock_skew_seconds",
+                    skew == in.clock_skews.end() ? json(nullptr) : json(skew->second)},
                    {"rank", m.holder() ? json(nullptr) : json(m.rank())},
                    {"holder", m.holder()},
                    {"data", m.data().host() + ":" + std::to_string(m.data().port())}});
@@ -106,8 +109,7 @@ json DivergenceJson(const control::Divergence& divergence) {
                 {"reference_node", replica.reference_node()},
                 {"outvoted", replica.outvoted()},
                 {"differences", json::array()},
-                {"differences_total",
-                 replica.total() > 0 ? json(replica.total()) : json(nullptr)}};
+                {"differences_total", replica.total() > 0 ? json(replica.total()) : json(nullptr)}};
     for (const std::string& text : replica.differences()) one["differences"].push_back(text);
     if (!replica.unknown().empty()) one["unknown"] = replica.unknown();
     odd.push_back(std::move(one));
@@ -178,7 +180,7 @@ json StatusJson(const StatusInputs& in) {
        in.last_commit_age_seconds ? json(*in.last_commit_age_seconds) : json(nullptr)},
       {"restore", RestoreJson(in)},
       {"restorable", RestorableJson(in.node, job)},
-      {"members", MembersJson(in.node)},
+      {"members", MembersJson(in)},
       {"ranks", RanksJson(in.progress)},
       {"store", StoreJson(in)},
       {"volume", {{"total_bytes", in.space.total_bytes}, {"free_bytes", in.space.free_bytes}}},

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct StatusInputs {
   std::vector<RankProgress> progress;              // likewise: every rank's
   RestoreTimes restore;
   std::optional<double> last_commit_age_seconds;
+  std::map<std::string, double> clock_skews;  // ControlPlane::clock_skews
   std::vector<HeldShard> shards;
   SpaceInfo space;
   uint64_t bytes_pulled = 0;

@@ -91,6 +91,40 @@ TEST(StatusJson, RanksTellStagedFromCommitted) {
   EXPECT_EQ(ranks[1]["connected"], false);
 }
 
+TEST(StatusJson, ReplicasThatDisagreeAreThereWithTheirKeys) {
+  StatusInputs in = Running();
+  EXPECT_TRUE(StatusJson(in)["divergence"].is_null());
+  control::JobStatus job;
+  control::Divergence& divergence = *job.mutable_divergence();
+  *divergence.mutable_save() = ToProto(SaveKey{RunId{7, {}}, 50, 2});
+  divergence.set_odd_total(5);
+  control::OddReplica& odd = *divergence.add_odd();
+  odd.set_rank(3);
+  odd.set_node("node3");
+  odd.set_total(2);
+  odd.add_differences("the file x differs");
+  divergence.add_odd()->set_unknown("node node4 is not connected");
+  in.node.job = job;
+  const json out = StatusJson(in)["divergence"];
+  EXPECT_EQ(out["step"], 50);
+  EXPECT_EQ(out["occurrence"], 2);
+  EXPECT_EQ(out["odd_total"], 5);
+  EXPECT_EQ(out["odd"][0]["node"], "node3");
+  EXPECT_EQ(out["odd"][0]["differences_total"], 2);
+  EXPECT_EQ(out["odd"][0]["differences"], json({"the file x differs"}));
+  EXPECT_TRUE(out["odd"][1]["differences_total"].is_null());
+  EXPECT_EQ(out["odd"][1]["unknown"], "node node4 is not connected");
+}
+
+TEST(StatusJson, MembersClocksAreToldWhereTheyAreKnown) {
+  StatusInputs in = Running();
+  for (const char* name : {"node0", "node1"}) in.node.members.emplace_back().set_node(name);
+  in.clock_skews["node0"] = -1.5;
+  const json members = StatusJson(in)["members"];
+  EXPECT_EQ(members[0]["clock_skew_seconds"], -1.5);
+  EXPECT_TRUE(members[1]["clock_skew_seconds"].is_null());
+}
+
 TEST(StatusJson, AnIdleAgentHasNoJob) {
   StatusInputs in;
   in.node.phase = "idle";

@@ -1,6 +1,6 @@
-// Data-parallel replicas of one save that disagree: what differs is found out by the nodes that hold
-// them and reported to all whom it concerns. Nothing waits for it: what the generation needs to be
-// committed follows from the disagreement alone (protection.h).
+// Data-parallel replicas of one save that disagree: what differs is found out by the nodes that
+// hold them and reported to all whom it concerns. Nothing waits for it: what the generation needs
+// to be committed follows from the disagreement alone (protection.h).
 #include <fmt/format.h>
 
 #include <set>
@@ -18,10 +18,10 @@ constexpr int kComparedMax = 4;
 constexpr int kNamedMax = 8;
 
 std::string Describe(const control::OddReplica& odd, const Disagreement& found, int* named) {
-  std::string text = fmt::format("rank {} (node {}{}) holds other values than rank {} (node {})",
-                                 odd.rank(), odd.node(),
-                                 odd.worker() > 0 ? fmt::format(", worker {}", odd.worker()) : "",
-                                 odd.reference_rank(), odd.reference_node());
+  std::string text =
+      fmt::format("rank {} (node {}{}) holds other values than rank {} (node {})", odd.rank(),
+                  odd.node(), odd.worker() > 0 ? fmt::format(", worker {}", odd.worker()) : "",
+                  odd.reference_rank(), odd.reference_node());
   if (found.majority) {
     text += fmt::format(", which {} replicas agree on", found.equal);
   } else {
@@ -104,8 +104,8 @@ void CoordinatorMachine::Impl::StartComparison(const control::GenerationRecord& 
 }
 
 void CoordinatorMachine::Impl::OnCompared(Peer* member, const control::Compared& m) {
-  const auto asked = comparison_ ? comparison_->open.find(m.order())
-                                 : std::map<uint64_t, int>::iterator();
+  const auto asked =
+      comparison_ ? comparison_->open.find(m.order()) : std::map<uint64_t, int>::iterator();
   if (!comparison_ || asked == comparison_->open.end() ||
       comparison_->found.odd(asked->second).rank() != member->rank()) {
     ++dropped_messages_;
@@ -174,12 +174,13 @@ void CoordinatorMachine::Impl::TellDivergence(const control::Divergence& diverge
   }
 }
 
-// Said as loudly as the disagreement itself: until a later save can be protected, a crash falls back
-// to what was committed before, or to one row of this.
+// Said as loudly as the disagreement itself: until a later save can be protected, a crash falls
+// back to what was committed before, or to one row of this.
 void CoordinatorMachine::Impl::SayUncommitted(const Protection& protection,
                                               const std::string& why) {
   const std::string text = fmt::format(
-      "step {} stays uncommitted: its replicas disagree, and the real copies that it needs can't be "
+      "step {} stays uncommitted: its replicas disagree, and the real copies that it needs can't "
+      "be "
       "made: {}",
       protection.record.save().step(), why);
   problems_["unprotected"] = text;

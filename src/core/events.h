@@ -2,8 +2,8 @@
 //
 // Actions of one Step run in order. Ordered actions (files, sends, timers) are carried out one
 // after the other; if one fails, the rest of that Step's actions are skipped and BatchFailed comes
-// back. Tasks (Stage, Pull, Verify, Delete, Compare) are started in order, run beside everything else, and
-// end in exactly one event with their task id, also when cancelled.
+// back. Tasks (Stage, Pull, Verify, Delete, Compare) are started in order, run beside everything
+// else, and end in exactly one event with their task id, also when cancelled.
 #pragma once
 
 #include <cstdint>

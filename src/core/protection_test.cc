@@ -72,8 +72,8 @@ TEST(Protection, OfTwoReplicasNobodyKnowsWhichIsRight) {
 }
 
 TEST(Protection, WhatIsKnownToDifferIsNamedBesideWhatIsNotKnown) {
-  const ProtectionPlan plan = PlanOf(
-      {.framework = Framework::kOrbax, .nodes = 4, .data_parallelism = 4}, {0, 5, 6, 5});
+  const ProtectionPlan plan =
+      PlanOf({.framework = Framework::kOrbax, .nodes = 4, .data_parallelism = 4}, {0, 5, 6, 5});
   EXPECT_TRUE(plan.copies_needed);
   ASSERT_EQ(plan.disagreements.size(), 1U);
   EXPECT_EQ(plan.disagreements[0].reference, 1U);

@@ -36,8 +36,8 @@ struct CoreTimings {
   Duration prepare_deadline = 600s;
   Duration keep_deadline = 600s;
   Duration compare_deadline = 60s;  // what differs between replicas: then it stays unknown
-  Duration commit_deadline = 60s;  // a member that doesn't record a commit: reported
-  Duration retry_pause = 2s;       // after a failed replication of the newest save
+  Duration commit_deadline = 60s;   // a member that doesn't record a commit: reported
+  Duration retry_pause = 2s;        // after a failed replication of the newest save
   int keep_tries = 3;
 };
 

@@ -13,11 +13,14 @@ from scripted_job import MIB, Job
 pytestmark = pytest.mark.timeout(90)
 
 
+def open_store(path):
+    return tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{path}/"}).result()
+
+
 def write_step(path, rank, pairs, files):
     """A step directory as Orbax leaves it; all that says who wrote it differs from rank to rank."""
     item = os.path.join(path, "state")
-    store = tensorstore.KvStore.open(
-        {"driver": "ocdbt", "base": f"file://{item}/"}, create=True).result()
+    store = open_store(item)
     with tensorstore.Transaction() as transaction:
         for key, value in pairs.items():
             store.with_transaction(transaction)[key] = value
@@ -60,8 +63,7 @@ class ReplicaJob:
         rows = []
         for volume in self.job.volumes.values():
             root = volume.restored_path(step)
-            store = tensorstore.KvStore.open(
-                {"driver": "ocdbt", "base": f"file://{root}/state/"}, open=True).result()
+            store = open_store(os.path.join(root, "state"))
             pairs = {key.decode(): bytes(store[key]) for key in store.list().result()}
             metrics = scripted_job.read_tree(root).get("metrics/metrics")
             rows.append([rank for rank in self.job.volumes

@@ -32,8 +32,7 @@ Result<uint64_t> DataConnection::Ask(const DataRequest& request) {
   return Error(response.code, "the peer answers: " + EscapeForLog(text));
 }
 
-Result<std::string> DataConnection::FetchBody(DataOp op, const Blake3& digest,
-                                              uint64_t bytes_max) {
+Result<std::string> DataConnection::FetchBody(DataOp op, const Blake3& digest, uint64_t bytes_max) {
   TK_ASSIGN_OR_RETURN(const uint64_t bytes, Ask({.op = op, .digest = digest}));
   if (bytes > bytes_max) {
     return Error(Code::kDataLoss, "a peer's manifest or listing is longer than any can be");

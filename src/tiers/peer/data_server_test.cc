@@ -138,8 +138,8 @@ TEST_F(DataServerTest, ListsWhatAReplicaIsComparedBy) {
   const Blake3 digest = node_.AddShard(manifest, {content});
   PeerNode asker("asker");
   Puller puller(&asker.store(), &asker.clock(), {}, Logger());
-  const auto lines = puller.Listing({.digest = digest, .sources = {node_.Source()}},
-                                    manifest.logical);
+  const auto lines =
+      puller.Listing({.digest = digest, .sources = {node_.Source()}}, manifest.logical);
   ASSERT_TRUE(lines.ok()) << lines.error().ToString();
   EXPECT_EQ(*lines, builder.lines());
   // A source that lies, one that has it not, and one that never could compare it.

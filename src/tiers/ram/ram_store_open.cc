@@ -69,22 +69,26 @@ Status RamStore::MakeDirectories() {
   return OkStatus();
 }
 
-// Tries what every save and every restore will need, so that a wrong mount shows at start and not
-// when the first checkpoint is there. Empty files only: they need no memory, so a full volume
-// opens.
 Status RamStore::ProbeMount() {
-  const std::string in_client = fmt::format("client/.tierkeep-probe-{:016x}", RandomNumber());
-  const std::string in_store = "store/" + TemporaryName("probe");
-  const std::string linked = "store/" + TemporaryName("probe-link");
+  return tierkeep::ProbeMount(
+      *mount_, {.in_client = fmt::format("client/.tierkeep-probe-{:016x}", RandomNumber()),
+                .in_store = "store/" + TemporaryName("probe"),
+                .linked = "store/" + TemporaryName("probe-link")});
+}
+
+// Empty files only: they need no memory, so a full volume opens.
+Status ProbeMount(Dir& mount, const MountProbe& probe) {
   Status tried = OkStatus();
   {
-    auto made = mount_->CreateFile(in_client, 0600);
+    auto made = mount.CreateFile(probe.in_client, 0600);
     if (!made.ok()) return WithRemedy(made.error());
   }
-  tried = mount_->RenameNew(in_client, in_store);
-  if (tried.ok()) tried = mount_->HardLink(in_store, in_client);
-  if (tried.ok()) tried = mount_->RenameNew(in_client, linked);
-  for (const std::string& path : {in_client, in_store, linked}) (void)mount_->Unlink(path);
+  tried = mount.RenameNew(probe.in_client, probe.in_store);
+  if (tried.ok()) tried = mount.HardLink(probe.in_store, probe.in_client);
+  if (tried.ok()) tried = mount.RenameNew(probe.in_client, probe.linked);
+  for (const std::string* path : {&probe.in_client, &probe.in_store, &probe.linked}) {
+    (void)mount.Unlink(*path);
+  }
   if (!tried.ok()) return WithRemedy(tried.error());
   return OkStatus();
 }

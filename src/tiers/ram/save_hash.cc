@@ -63,8 +63,8 @@ class SaveFiles : public OcdbtFiles {
   uint64_t bytes_ = 0;
 };
 
-Result<LogicalPlan> Plan(Dir& dir, const std::string& root,
-                         const std::vector<ManifestEntry>& tree, const Logger& logger) {
+Result<LogicalPlan> Plan(Dir& dir, const std::string& root, const std::vector<ManifestEntry>& tree,
+                         const Logger& logger) {
   std::vector<StepEntry> entries;
   for (const ManifestEntry& entry : tree) {
     if (entry.type == EntryType::kDirectory) continue;

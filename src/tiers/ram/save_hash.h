@@ -44,8 +44,8 @@ Result<HashedSave> HashSave(Dir& dir, const std::string& root, const std::vector
                             const ShardIdentity& identity, WorkerPool* pool,
                             const std::atomic<bool>* cancelled, const Logger& logger);
 
-// The logical listing (format/ocdbt_logical.h) of a shard whose tree is at `root`, for replicas that
-// disagree: large values' digests come from the manifest, small ones are read again. Errors:
+// The logical listing (format/ocdbt_logical.h) of a shard whose tree is at `root`, for replicas
+// that disagree: large values' digests come from the manifest, small ones are read again. Errors:
 // kFailedPrecondition when the manifest has no logical digest, kDataLoss when the bytes are no
 // longer what it was computed from, kResourceExhausted for too many keys, else the failing read's.
 Result<std::string> ListLogically(Dir& dir, const std::string& root, const Manifest& manifest,

@@ -177,9 +177,8 @@ TEST_F(ReplicaTest, SingleFilesCompareByTheirBytes) {
 }
 
 TEST_F(ReplicaTest, ListingsNameTheValueThatDiffers) {
-  std::map<std::string, std::string> values{{"a", "inline"},
-                                            {"b", prng_.Bytes(20'000)},
-                                            {"d", prng_.Bytes(2 * kChunkBytes + 7)}};
+  std::map<std::string, std::string> values{
+      {"a", "inline"}, {"b", prng_.Bytes(20'000)}, {"d", prng_.Bytes(2 * kChunkBytes + 7)}};
   Save("one", values, kFileOne, 0);
   values["d"].back() ^= 1;
   values["e"] = prng_.Bytes(300);
