@@ -72,12 +72,12 @@ json MembersJson(const StatusInputs& in) {
   json out = json::array();
   for (const control::Member& m : in.node.members) {
     const auto skew = in.clock_skews.find(m.node());
-    out.push_back({{"node", m.node()},
-                   {"clock_skew_seconds",
-                    skew == in.clock_skews.end() ? json(nullptr) : json(skew->second)},
-                   {"rank", m.holder() ? json(nullptr) : json(m.rank())},
-                   {"holder", m.holder()},
-                   {"data", m.data().host() + ":" + std::to_string(m.data().port())}});
+    out.push_back(
+        {{"node", m.node()},
+         {"clock_skew_seconds", skew == in.clock_skews.end() ? json(nullptr) : json(skew->second)},
+         {"rank", m.holder() ? json(nullptr) : json(m.rank())},
+         {"holder", m.holder()},
+         {"data", m.data().host() + ":" + std::to_string(m.data().port())}});
   }
   return out;
 }

@@ -34,7 +34,8 @@ Result<BioPtr> Open(const std::string& path) {
   if (::stat(path.c_str(), &st) != 0) return ErrnoError(errno, "TLS file " + EscapeForLog(path));
   BioPtr bio(BIO_new_file(path.c_str(), "r"));
   ERR_clear_error();
-  if (!bio) return Error(Code::kPermissionDenied, "TLS file " + EscapeForLog(path) + ": unreadable");
+  if (!bio)
+    return Error(Code::kPermissionDenied, "TLS file " + EscapeForLog(path) + ": unreadable");
   return bio;
 }
 

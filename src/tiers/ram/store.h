@@ -138,9 +138,9 @@ class Store {
   virtual Status RemoveFromVolume(const std::vector<std::string>& names) = 0;
 };
 
-// Tries what every save and every restore will need of `mount`, so that a wrong mount shows at start
-// and not when the first checkpoint is there: a rename from client/ to store/ and hard links between
-// them. The names are removed again. Errors name the remedy.
+// Tries what every save and every restore will need of `mount`, so that a wrong mount shows at
+// start and not when the first checkpoint is there: a rename from client/ to store/ and hard links
+// between them. The names are removed again. Errors name the remedy.
 struct MountProbe {
   std::string in_client;  // "client/…"
   std::string in_store;   // "store/…"
