@@ -68,16 +68,23 @@ json StoreJson(const StatusInputs& in) {
   return {{"own_bytes", bytes.own}, {"peer_bytes", bytes.peer}, {"shards", std::move(shards)}};
 }
 
-json MembersJson(const StatusInputs& in) {
+json MembersJson(const NodeStatus& node) {
   json out = json::array();
+  for (const control::Member& m : node.members) {
+    out.push_back({{"node", m.node()},
+                   {"rank", m.holder() ? json(nullptr) : json(m.rank())},
+                   {"holder", m.holder()},
+                   {"data", m.data().host() + ":" + std::to_string(m.data().port())}});
+  }
+  return out;
+}
+
+// Of members only: others may have spoken to us, too.
+json ClocksJson(const StatusInputs& in) {
+  json out = json::object();
   for (const control::Member& m : in.node.members) {
     const auto skew = in.clock_skews.find(m.node());
-    out.push_back(
-        {{"node", m.node()},
-         {"clock_skew_seconds", skew == in.clock_skews.end() ? json(nullptr) : json(skew->second)},
-         {"rank", m.holder() ? json(nullptr) : json(m.rank())},
-         {"holder", m.holder()},
-         {"data", m.data().host() + ":" + std::to_string(m.data().port())}});
+    if (skew != in.clock_skews.end()) out[m.node()] = skew->second;
   }
   return out;
 }
@@ -180,7 +187,8 @@ json StatusJson(const StatusInputs& in) {
        in.last_commit_age_seconds ? json(*in.last_commit_age_seconds) : json(nullptr)},
       {"restore", RestoreJson(in)},
       {"restorable", RestorableJson(in.node, job)},
-      {"members", MembersJson(in)},
+      {"members", MembersJson(in.node)},
+      {"clock_skew_seconds", ClocksJson(in)},
       {"ranks", RanksJson(in.progress)},
       {"store", StoreJson(in)},
       {"volume", {{"total_bytes", in.space.total_bytes}, {"free_bytes", in.space.free_bytes}}},
