@@ -209,9 +209,7 @@ class SimPull : public std::enable_shared_from_this<SimPull> {
       if (!read.ok()) return Error(Code::kUnavailable, "closed by the peer");
     }
     TK_RETURN_IF_ERROR(Cross(&bytes));
-    if (ComputeXxh128(AsBytes(bytes)) != place.chunk->digest) {
-      return Error(Code::kDataLoss, "bytes differ from their digest");
-    }
+    TK_RETURN_IF_ERROR(CheckChunk(incoming_->manifest(), place, ComputeXxh128(AsBytes(bytes))));
     const Status written = Put(place, AsBytes(bytes));
     if (!written.ok()) {
       Abort(written.error());

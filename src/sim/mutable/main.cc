@@ -1,0 +1,54 @@
+// tierkeep-sim-mutable: the simulator over the second build of the product's code, whose guards can
+// be taken away (base/mutation.h).
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "sim/mutable/suite.h"
+#include "sim/runner.h"
+
+int main(int argc, char** argv) {
+  using namespace tierkeep::sim;
+  CLI::App app{
+      "Shows that the simulator notices when a guard of the product is missing, and that its "
+      "schedules come by the rare paths. --replay runs schedules with one mutation instead."};
+  app.footer("Exit status: 0 all as it should be, 1 not, 2 bad usage.");
+  SuiteOptions suite;
+  bool list = false, probes = false, replay = false, trace = false;
+  app.add_option("--seed", suite.seed, "the first schedule")->capture_default_str();
+  app.add_option("--within", suite.within, "a mutation must be noticed in so many schedules")
+      ->capture_default_str();
+  app.add_option("--runs", suite.runs, "schedules without mutation; with --replay, with it")
+      ->capture_default_str();
+  app.add_option("--jobs", suite.jobs, "processes; without it one a processor");
+  app.add_option("--mutation", suite.mutation, "this one alone; --list names them");
+  app.add_flag("--replay", replay, "run --runs schedules with the mutation, as tierkeep-sim does");
+  app.add_flag("--trace", trace, "with --replay: print every event");
+  app.add_flag("--json", suite.as_json, "print the report as JSON");
+  app.add_flag("--list", list, "print the mutations");
+  app.add_flag("--probes", probes, "print the probes");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);  // --help
+  } catch (const CLI::ParseError& e) {
+    app.exit(e);
+    return 2;
+  }
+  if (list) PrintMutations();
+  if (probes) PrintProbes();
+  if (list || probes) return 0;
+  if (!suite.mutation.empty() && !SelectMutation(suite.mutation)) {
+    fmt::print(stderr, "tierkeep-sim-mutable: no mutation '{}'; --list names them\n",
+               suite.mutation);
+    return 2;
+  }
+  if (!replay) return RunSuite(suite);
+  RunnerOptions runner;
+  runner.seed = suite.seed;
+  runner.runs = suite.runs;
+  runner.jobs = suite.jobs;
+  runner.trace = trace;
+  runner.as_json = suite.as_json;
+  return RunMany(runner);
+}

@@ -1,0 +1,29 @@
+// Does the simulator notice? Takes the guards of base/mutation.h away one at a time and counts the
+// schedules until one fails; shows that the same schedules pass with all guards in place, and that
+// these came by every probe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tierkeep::sim {
+
+struct SuiteOptions {
+  uint64_t seed = 1;      // the first schedule
+  uint64_t within = 200;  // a mutation must be noticed in so many schedules
+  uint64_t runs = 200;    // schedules without one, from `seed` on; at least `within`
+  uint32_t jobs = 0;      // processes; 0: one a processor
+  std::string mutation;   // this one alone, and no run without
+  bool as_json = false;
+};
+
+// The exit status: 0 when every mutation was noticed, every unmutated schedule passed, and every
+// probe was hit.
+int RunSuite(const SuiteOptions& options);
+
+// Selects by name; false: there is none of that name.
+bool SelectMutation(const std::string& name);
+void PrintMutations();
+void PrintProbes();
+
+}  // namespace tierkeep::sim
