@@ -2,7 +2,7 @@
 BUILD := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo demo-torch demo-negative test fuzz bench check clean
+.PHONY: help deps build demo demo-torch demo-negative test sim fuzz bench check clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ demo-negative: build ## The demo with one restored bit flipped: succeeds if that
 
 test: ## Everything that CI runs: build, checks, unit tests, a sanitizer, end-to-end tests
 	@scripts/test.sh
+
+sim: build ## Runs RUNS schedules of simulated clusters (default 1000), from SEED on (default 1)
+	@$(BUILD)/src/tierkeep-sim --runs $(or $(RUNS),1000) --seed $(or $(SEED),1)
 
 fuzz: deps ## Fuzzes every decoder for MINUTES (default 10); stops at what breaks one
 	@MINUTES=$(or $(MINUTES),10) scripts/fuzz.sh
