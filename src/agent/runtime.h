@@ -50,15 +50,9 @@ class PullStarter {
   virtual void Start(WorkQueue& tasks, PullRequest request,
                      std::shared_ptr<const std::atomic<bool>> cancelled,
                      std::function<void(PullResult)> done) = 0;
-  // As Puller::Listing; `done` as above, on a thread that may block. One that can't answers
-  // kUnimplemented.
+  // As Puller::Listing; `done` is called as above, on a thread that may block.
   virtual void StartListing(WorkQueue& tasks, PullRequest request, const Blake3& logical,
-                            std::function<void(Result<std::vector<LogicalLine>>)> done) {
-    (void)request, (void)logical;
-    tasks.Submit([done = std::move(done)] {
-      done(Error(Code::kUnimplemented, "listings can't be asked for here"));
-    });
-  }
+                            std::function<void(Result<std::vector<LogicalLine>>)> done) = 0;
 };
 
 class Runtime {

@@ -12,5 +12,6 @@ namespace tierkeep {
 void AddAgentCommand(CLI::App& app, int* exit_status);
 void AddStatusCommand(CLI::App& app, int* exit_status);
 void AddVerifyCommand(CLI::App& app, int* exit_status);
+void AddDoctorCommand(CLI::App& app, int* exit_status);
 
 }  // namespace tierkeep

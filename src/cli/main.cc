@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   tierkeep::AddAgentCommand(app, &exit_status);
   tierkeep::AddStatusCommand(app, &exit_status);
   tierkeep::AddVerifyCommand(app, &exit_status);
+  tierkeep::AddDoctorCommand(app, &exit_status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {

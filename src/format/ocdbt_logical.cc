@@ -311,9 +311,13 @@ Result<std::vector<LogicalLine>> DecodeLogicalListing(std::string_view bytes,
   if (ComputeBlake3(bytes) != logical || !bytes.starts_with(kDomain)) return bad;
   bytes.remove_prefix(kDomain.size());
   std::vector<LogicalLine> lines;
+  std::set<std::string> items;
   while (!bytes.empty()) {
     LogicalLine line;
     if (!TakeLine(bytes, line)) return bad;
+    if (!lines.empty() && !(SortKey(lines.back()) < SortKey(line))) return bad;
+    if (line.kind == Kind::kItem) items.insert(line.item);
+    if (line.kind == Kind::kValue && !items.contains(line.item)) return bad;
     lines.push_back(std::move(line));
   }
   return lines;

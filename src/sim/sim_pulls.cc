@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "core/transfer.h"
+#include "format/store_names.h"
 #include "tiers/peer/chunk_index.h"
+#include "tiers/ram/save_hash.h"
 
 namespace tierkeep::sim {
 namespace {
@@ -369,6 +371,34 @@ void SimPulls::Start(WorkQueue& tasks, PullRequest request,
       std::make_shared<SimPull>(this, std::move(request), std::move(cancelled), std::move(done));
   running_.insert(pull);
   tasks.Submit([pull] { pull->Begin(); });
+}
+
+Result<std::vector<LogicalLine>> SimPulls::Listing(const PullSource& source, const Blake3& digest,
+                                                   const Blake3& logical) const {
+  if (!parts_.network->Reaches(parts_.host, HostOf(source.address.host))) {
+    return Error(Code::kDeadlineExceeded, "no connection");
+  }
+  const DataServerView server = parts_.server_at(source.address);
+  if (server.store == nullptr) return Error(Code::kUnavailable, "refused");
+  if (server.token != source.token) return Error(Code::kUnauthenticated, "wrong token");
+  const auto held = server.store->Find(digest);
+  if (!held) return Error(Code::kNotFound, "no such shard");
+  TK_ASSIGN_OR_RETURN(const std::string listing,
+                      ListLogically(server.store->root(), ShardDataPath(digest), *held->manifest,
+                                    nullptr, parts_.logger));
+  return DecodeLogicalListing(listing, logical);
+}
+
+void SimPulls::StartListing(WorkQueue& tasks, PullRequest request, const Blake3& logical,
+                            std::function<void(Result<std::vector<LogicalLine>>)> done) {
+  tasks.Submit([this, request = std::move(request), logical, done = std::move(done)] {
+    Result<std::vector<LogicalLine>> last = Error(Code::kUnavailable, "nobody to ask");
+    for (const PullSource& source : request.sources) {
+      last = Listing(source, request.digest, logical);
+      if (last.ok()) break;
+    }
+    done(std::move(last));
+  });
 }
 
 }  // namespace tierkeep::sim

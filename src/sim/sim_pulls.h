@@ -55,9 +55,13 @@ class SimPulls : public PullStarter {
   void Start(WorkQueue& tasks, PullRequest request,
              std::shared_ptr<const std::atomic<bool>> cancelled,
              std::function<void(PullResult)> done) override;
+  void StartListing(WorkQueue& tasks, PullRequest request, const Blake3& logical,
+                    std::function<void(Result<std::vector<LogicalLine>>)> done) override;
 
  private:
   friend class SimPull;
+  Result<std::vector<LogicalLine>> Listing(const PullSource& source, const Blake3& digest,
+                                           const Blake3& logical) const;
   bool HasTurn(PullPriority priority) const;
 
   const Parts parts_;

@@ -30,9 +30,12 @@ void RunOne(std::string_view input) {
 
 std::vector<std::string> Seeds() {
   const Blake3 digest = ComputeBlake3("a shard");
-  return {EncodeDataPreamble(kToken), EncodeDataRequest({DataOp::kManifest, digest, 0, 0}),
+  return {EncodeDataPreamble(kToken),
+          EncodeDataRequest({DataOp::kManifest, digest, 0, 0}),
           EncodeDataRequest({DataOp::kChunks, digest, 3, 1000}),
-          EncodeDataResponse({Code::kOk, 0, 123456}), EncodeDataResponse({Code::kNotFound, 17, 0})};
+          EncodeDataRequest({DataOp::kListing, digest, 0, 0}),
+          EncodeDataResponse({Code::kOk, 0, 123456}),
+          EncodeDataResponse({Code::kNotFound, 17, 0})};
 }
 
 }  // namespace tierkeep::fuzz
