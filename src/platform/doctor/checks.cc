@@ -229,15 +229,16 @@ Findings CheckLimits(const LimitFacts& limits) {
   }
   const std::string inotify = fmt::format("{} inotify instances and {} watches a user",
                                           limits.inotify_instances, limits.inotify_watches);
-  if (!limits.watch.ok()) {
+  if (limits.watch && !limits.watch->ok()) {
     out.push_back(Problem("inotify",
-                          "the volume can't be watched: " + limits.watch.error().ToString(),
+                          "the volume can't be watched: " + limits.watch->error().ToString(),
                           "sysctl fs.inotify.max_user_instances=512"));
   } else if (limits.inotify_instances != 0 && limits.inotify_instances < kInotifyInstancesMin) {
     out.push_back(
         Warning("inotify", inotify + " are allowed", "sysctl fs.inotify.max_user_instances=512"));
   } else {
-    out.push_back(Ok("inotify", inotify + " are allowed, and one works"));
+    out.push_back(
+        Ok("inotify", inotify + " are allowed" + (limits.watch ? ", and one works" : "")));
   }
   return out;
 }

@@ -147,7 +147,7 @@ TEST(CheckLimits, FilesMapsAndWatches) {
   limits.inotify_instances = 2;
   Expect(CheckLimits(limits), Verdict::kWarning, "max_user_instances");
   limits = GoodLimits();
-  limits.watch = Error(Code::kResourceExhausted, "too many");
+  limits.watch = Status(Error(Code::kResourceExhausted, "too many"));
   Expect(CheckLimits(limits), Verdict::kProblem, "can't be watched");
 }
 

@@ -312,6 +312,7 @@ LimitFacts CollectLimits(std::optional<int> pid, const std::string& volume,
   facts.inotify_watches = setting("fs/inotify/max_user_watches");
   const auto watch = DirWatch::Start(volume, [](const DirChange&) {});
   // Before the agent's first start there is nothing to watch.
+  if (watch.ok()) facts.watch = OkStatus();
   if (!watch.ok() && watch.error().code() != Code::kNotFound) facts.watch = watch.error();
   return facts;
 }

@@ -78,7 +78,7 @@ struct LimitFacts {
   uint64_t map_count = 0;  // vm.max_map_count; 0: not known, here and below
   uint64_t inotify_instances = 0;
   uint64_t inotify_watches = 0;
-  Status watch = OkStatus();  // a watch was started on the volume
+  std::optional<Status> watch;  // on the volume; unset: there is none yet
 };
 
 struct PortFacts {
