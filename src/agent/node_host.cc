@@ -1,7 +1,6 @@
 #include "agent/node_host.h"
 
 #include "agent/replica_compare.h"
-#include "base/mutation.h"
 #include "base/overloaded.h"
 #include "format/messages.h"
 #include "format/store_names.h"
@@ -277,6 +276,14 @@ Status NodeHost::Do(const NodeAction::Send& a) {
   return OnLoop([this, a] { parts_.control->Send(a.message); });
 }
 
+// Not worth a failed batch: what stays is removed by the next cleaning.
+Status NodeHost::Do(const NodeAction::DiscardSaves& a) {
+  if (const Status s = parts_.store->RemoveFromVolume(a.names); !s.ok()) {
+    parts_.logger.Error("useless saves could not be removed: {}", s.error().ToString());
+  }
+  return OkStatus();
+}
+
 Status NodeHost::Do(const NodeAction::WritePrerestore& a) {
   return parts_.volume->WritePrerestore(a.step, "");
 }
@@ -340,6 +347,13 @@ Status NodeHost::Do(const NodeAction::CleanVolume& action) {
                       parts_.volume->ListSaves(action.config.world.framework, action.config.job,
                                                SaveScan::kAnyDirectory));
   for (const FoundSave& save : saves) {
+    const WorldShape& world = action.config.world;
+    if (world.framework == Framework::kPytorch &&
+        (save.rank != action.config.rank || save.worker >= world.workers_per_node)) {
+      parts_.logger.Warning("{} was left in the volume and isn't this node's: it is removed",
+                            EscapeForLog(save.name));
+      continue;
+    }
     uint32_t occurrence = 1;
     for (const control::SaveKey& known : action.state.saves()) {
       if (known.step() == save.step) occurrence = known.occurrence() + 1;
@@ -487,111 +501,6 @@ Status NodeHost::Do(const NodeAction::DeleteShards& action) {
     Post(NodeEvent::Deleted{action.task});
   });
   return OkStatus();
-}
-
-void NodeHost::OnChange(const DirChange& change) {
-  using Kind = DirChange::Kind;
-  if (change.kind == Kind::kOverflow) {
-    TK_PROBE(kWatchOverflow);
-    ordered_->Submit([this] {
-      ReadConfigNow();
-      ReadJaxInit();
-      if (watching_saves_) ScanSaves();
-    });
-    return;
-  }
-  if (change.name == kConfigName) {
-    // One made in place is read when its writer closes it.
-    if (change.kind != Kind::kCreated) ordered_->Submit([this] { ReadConfigNow(); });
-  } else if (change.name == kJaxInitName) {
-    if (change.kind == Kind::kMovedIn || change.kind == Kind::kWritten) {
-      ordered_->Submit([this] { ReadJaxInit(); });
-    }
-  } else if (change.kind != Kind::kGone) {
-    const bool in_place = change.kind == Kind::kCreated;
-    ordered_->Submit([this, name = change.name, in_place] { ReportSave(name, in_place); });
-  }
-}
-
-void NodeHost::ReadConfigNow() {
-  auto file = parts_.volume->ReadConfig();
-  if (!file.ok()) {
-    if (file.error().code() != Code::kInvalidArgument) {
-      parts_.logger.Error("replicator.yaml can't be read: {}", file.error().ToString());
-      return;
-    }
-    // Not a file that a client writes: out of the way, and said where a client looks.
-    parts_.logger.Error("replicator.yaml was removed: {}", file.error().message());
-    for (const Status& s :
-         {parts_.volume->AppendFailed(file.error().message()), parts_.volume->RemoveConfig("")}) {
-      if (!s.ok()) parts_.logger.Error("{}", s.error().ToString());
-    }
-    return;
-  }
-  if (!*file) {
-    Post(NodeEvent::ConfigGone{});
-    return;
-  }
-  NodeEvent::ConfigSeen seen{(*file)->text, (*file)->id, std::nullopt};
-  if (!seen.text.empty()) seen.parsed = ParseReplicatorConfig(seen.text, parts_.environment);
-  Post(std::move(seen));
-}
-
-void NodeHost::ReadJaxInit() {
-  if (auto text = parts_.volume->ReadJaxInit()) Post(NodeEvent::JaxInitChanged{std::move(*text)});
-}
-
-void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
-  if (!watching_saves_) return;  // the scan finds it later
-  FoundSave save;
-  save.name = name;
-  if (save_framework_ == Framework::kPytorch) {
-    const auto worker = ParseWorkerName(name, ".save");
-    if (!worker || worker->job != save_job_ || made_in_place) return;
-    save.step = worker->step;
-    save.worker = worker->worker;
-  } else {
-    const auto step = ParseStepName(name);
-    if (!step) return;
-    save.step = *step;
-  }
-  const auto stat = parts_.store->client().Stat(name);
-  const FileType wanted =
-      save_framework_ == Framework::kPytorch ? FileType::kFile : FileType::kDirectory;
-  if (!stat.ok() || stat->type != wanted) return;  // gone again, or a link: never a save
-  if (made_in_place) {
-    // Counts once commit_success.txt is in it, which only a watch inside can tell.
-    if (save_framework_ != Framework::kOrbax) return;
-    const bool complete =
-        parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok();
-    if (!complete) {
-      auto inner = parts_.runtime->Watch(
-          parts_.volume_path + "/" + name, [this, name](const DirChange& change) {
-            if (change.name == kCommitSuccessName && change.kind != DirChange::Kind::kGone) {
-              ordered_->Submit([this, name] { ReportSave(name, true); });
-            }
-          });
-      if (inner.ok()) {
-        half_made_[name] = std::move(*inner);
-        // It may have been finished before the watch began.
-        if (!parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok()) return;
-      } else {
-        return;
-      }
-    }
-  }
-  half_made_.erase(name);
-  if (!reported_inodes_.insert(stat->inode).second) return;
-  Post(NodeEvent::SaveSeen{save.name, save.step, save.worker});
-}
-
-void NodeHost::ScanSaves() {
-  auto saves = parts_.volume->ListSaves(save_framework_, save_job_);
-  if (!saves.ok()) {
-    parts_.logger.Error("the volume can't be listed: {}", saves.error().ToString());
-    return;
-  }
-  for (const FoundSave& save : *saves) ReportSave(save.name, false);
 }
 
 }  // namespace tierkeep

@@ -91,6 +91,7 @@ class NodeHost {
   Status Do(const NodeAction::Connect& action);
   Status Do(const NodeAction::Disconnect& action);
   Status Do(const NodeAction::Send& action);
+  Status Do(const NodeAction::DiscardSaves& action);
   Status Do(const NodeAction::WritePrerestore& action);
   Status Do(const NodeAction::PlaceLink& action);
   Status Do(const NodeAction::PlaceNoCheckpoint& action);
@@ -143,7 +144,6 @@ class NodeHost {
   bool watching_saves_ = false;
   Framework save_framework_ = Framework::kOrbax;
   std::string save_job_;
-  Rank save_rank_ = 0;
   std::set<uint64_t> reported_inodes_;  // saves told to the machine: each once
   std::map<std::string, std::unique_ptr<DirWatch>> half_made_;  // steps made by mkdir in place
 

@@ -411,9 +411,10 @@ TEST(ClusterFault, AMemberThatLostItsCopiesInMidRunGetsThemBack) {
   cluster.KillAgent(1);
   cluster.store(1).clear();
   cluster.StartAgent(1);
-  ASSERT_RUNS_UNTIL(cluster,
-                    std::all_of(cluster.NewestDigests().begin(), cluster.NewestDigests().end(),
-                                [&](const auto& digest) { return cluster.CopiesOf(digest) == 2; }));
+  const std::vector<Blake3> digests = cluster.NewestDigests();
+  ASSERT_RUNS_UNTIL(cluster, std::all_of(digests.begin(), digests.end(), [&](const auto& digest) {
+                      return cluster.CopiesOf(digest) == 2;
+                    }));
 }
 
 TEST(ClusterFault, ALongSilenceIsReportedAndTrainingGoesOn) {

@@ -74,6 +74,11 @@ void TestCluster::ScanVolume(size_t host) {
   }
 }
 
+bool TestCluster::Do(size_t host, const NodeAction::DiscardSaves& a) {
+  for (const std::string& name : a.names) at(host).volume.erase(name);
+  return true;
+}
+
 bool TestCluster::Do(size_t host, const NodeAction::WritePrerestore& a) {
   Host& h = at(host);
   if (h.yaml && h.yaml_id == h.state.config_file_id())

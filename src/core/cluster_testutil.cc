@@ -28,6 +28,7 @@ const char* NameOfAction(const NodeAction::Any& action) {
                                            "Connect",
                                            "Disconnect",
                                            "Send",
+                                           "DiscardSaves",
                                            "WritePrerestore",
                                            "PlaceLink",
                                            "PlaceNoCheckpoint",
@@ -91,6 +92,16 @@ void TestCluster::SendYaml(size_t host, std::optional<Result<ParsedConfig>> pars
   h.yaml_id = *h.yaml + " id";
   yamls_.insert_or_assign(*h.yaml, parsed);
   NodeLater(host, NodeEvent::ConfigSeen{*h.yaml, h.yaml_id, parsed});
+}
+
+void TestCluster::SeeYamlAgain(size_t host) {
+  const Host& h = at(host);
+  NodeLater(host, NodeEvent::ConfigSeen{*h.yaml, h.yaml_id, yamls_.at(*h.yaml)});
+}
+
+void TestCluster::TakeYaml(size_t host) {
+  at(host).yaml.reset();
+  NodeLater(host, NodeEvent::ConfigGone{});
 }
 
 void TestCluster::StartJob() {

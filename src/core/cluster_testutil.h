@@ -79,6 +79,9 @@ class TestCluster {
     at(host).unreadable.push_back(item);
   }
   void SendYaml(size_t host, std::optional<Result<ParsedConfig>> parsed);
+  void SeeYamlAgain(size_t host);  // a second event for the same file
+  void TakeYaml(size_t host);      // its client removes it
+  size_t SavesInVolume(size_t host) const { return hosts_[host]->volume.size(); }
 
   // -- running
   // Until `done`, at most `limit` of simulated time. Returns whether it came.
@@ -199,6 +202,7 @@ class TestCluster {
   bool Do(size_t host, const NodeAction::Connect& a);
   bool Do(size_t host, const NodeAction::Disconnect& a);
   bool Do(size_t host, const NodeAction::Send& a);
+  bool Do(size_t host, const NodeAction::DiscardSaves& a);
   bool Do(size_t host, const NodeAction::WritePrerestore& a);
   bool Do(size_t host, const NodeAction::PlaceLink& a);
   bool Do(size_t host, const NodeAction::PlaceNoCheckpoint& a);

@@ -43,7 +43,8 @@ struct NodeEvent {
     std::vector<std::string> staged;  // names below store/staged: taken but not yet hashed
     std::string jax_init;             // contents, or empty
   };
-  // A replicator.yaml stands in the volume. `parsed` is empty for an empty file.
+  // A replicator.yaml stands in the volume. `parsed` is empty for an empty file. Its error is
+  // kAborted while somebody still writes it, kUnavailable when it can't be read.
   struct ConfigSeen {
     std::string text;
     std::string file_id;
@@ -57,6 +58,7 @@ struct NodeEvent {
     std::string name;
     Step step = 0;
     Worker worker = 0;
+    Rank rank = 0;  // framework pytorch only: what the name says
   };
   // Answer to CleanVolume: saves that were taken over on the way, as staged names.
   struct VolumeCleaned {
@@ -161,6 +163,10 @@ struct NodeAction {
   struct Send {
     control::Envelope message;
   };
+  // Finished saves that are of no use to anybody: removed from the volume.
+  struct DiscardSaves {
+    std::vector<std::string> names;
+  };
   struct WritePrerestore {
     std::optional<Step> step;
   };
@@ -238,12 +244,12 @@ struct NodeAction {
   struct CancelTask {
     TaskId task = 0;
   };
-  using Any =
-      std::variant<PersistState, RemoveConfig, ReadConfig, CleanVolume, StartWatchingSaves,
-                   LocateCoordinator, BecomeCoordinator, Connect, Disconnect, Send, WritePrerestore,
-                   PlaceLink, PlaceNoCheckpoint, WriteMeta, RemoveOtherMetas, RecordGeneration,
-                   ForgetGenerations, WriteError, WriteFailed, SetTimer, CancelTimer, LogText,
-                   UseMembers, ExitNow, Stage, Pull, Verify, DeleteShards, Compare, CancelTask>;
+  using Any = std::variant<PersistState, RemoveConfig, ReadConfig, CleanVolume, StartWatchingSaves,
+                           LocateCoordinator, BecomeCoordinator, Connect, Disconnect, Send,
+                           DiscardSaves, WritePrerestore, PlaceLink, PlaceNoCheckpoint, WriteMeta,
+                           RemoveOtherMetas, RecordGeneration, ForgetGenerations, WriteError,
+                           WriteFailed, SetTimer, CancelTimer, LogText, UseMembers, ExitNow, Stage,
+                           Pull, Verify, DeleteShards, Compare, CancelTask>;
 };
 using NodeActions = std::vector<NodeAction::Any>;
 

@@ -169,7 +169,8 @@ void NodeMachine::Impl::StageAdopted(const std::vector<std::string>& names) {
 
 void NodeMachine::Impl::Handle(const NodeEvent::ConfigSeen& e) {
   if (stopping_) return;
-  config_stands_ = true;
+  // One that we are removing may be seen once more before it is gone.
+  config_stands_ = e.file_id.empty() || e.file_id != config_removed_;
   JudgeConfig(e);
 }
 
@@ -183,16 +184,31 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
   }
   if (e.parsed && e.parsed->ok()) {
     config_tries_ = 0;
+    config_unfinished_since_.reset();
     Disarm(kConfigTimer);
     AcceptConfig(e, **e.parsed);
     return;
   }
-  // Some clients write in place: it may not be finished.
-  if (++config_tries_ < options_.timings.config_settle_tries) {
+  const bool unfinished = e.parsed && (e.parsed->error().code() == Code::kAborted ||
+                                       e.parsed->error().code() == Code::kUnavailable);
+  if (unfinished && !config_unfinished_since_) config_unfinished_since_ = now_;
+  // Some clients write in place: it may not be finished, and what stands there may even parse.
+  const bool wait = unfinished
+                        ? now_ - *config_unfinished_since_ < options_.timings.config_writing_max
+                        : ++config_tries_ < options_.timings.config_settle_tries;
+  if (wait) {
+    Arm(kConfigTimer, options_.timings.config_settle);
+    return;
+  }
+  if (unfinished && e.parsed->error().code() == Code::kUnavailable && Released()) {
+    // What can't be read doesn't end a run.
+    WriteError("replicator.yaml can't be read: " + e.parsed->error().message());
+    config_unfinished_since_ = now_;
     Arm(kConfigTimer, options_.timings.config_settle);
     return;
   }
   config_tries_ = 0;
+  config_unfinished_since_.reset();
   RefuseConfig(e);
 }
 
@@ -202,22 +218,22 @@ void NodeMachine::Impl::RefuseConfig(const NodeEvent::ConfigSeen& e) {
       empty ? "replicator.yaml is empty: the service is reset"
             : "replicator.yaml can't be accepted: " + e.parsed->error().message();
   state_.set_config_file_id(e.file_id);
-  if (empty) {
-    Log(Severity::kError, text);
-    last_error_ = text;
-  } else {
-    Log(Severity::kError, text);
-    last_error_ = text;
-    Do(NodeAction::WriteFailed{text});
-  }
+  Log(Severity::kError, text);
+  last_error_ = text;
+  if (!empty) Do(NodeAction::WriteFailed{text});
   RemoveConfig();
-  LeaveRun(text);
+  ForgetConfig(text);
+  phase_ = empty ? Phase::kIdle : Phase::kFailed;
+  StartHolding();
+}
+
+// Ends the attempt; a restart of the agent must not take it up again.
+void NodeMachine::Impl::ForgetConfig(const std::string& reason) {
+  LeaveRun(reason);
   state_.clear_config_text();
   state_.clear_attempt();
   config_.reset();
   Persist();
-  phase_ = empty ? Phase::kIdle : Phase::kFailed;
-  StartHolding();
 }
 
 void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed) {
@@ -287,7 +303,7 @@ void NodeMachine::Impl::LeaveRun(const std::string& reason) {
     adopting_.insert(task);
   }
   saves_.clear();
-  partial_saves_.clear();
+  parts_.Clear();
   waiting_saves_.clear();
   members_.clear();
   job_status_.reset();
@@ -303,12 +319,22 @@ void NodeMachine::Impl::LeaveRun(const std::string& reason) {
 
 void NodeMachine::Impl::RemoveConfig() {
   Do(NodeAction::RemoveConfig{state_.config_file_id()});
+  config_removed_ = state_.config_file_id();
   config_stands_ = false;
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::ConfigGone&) {
-  config_stands_ = false;
-  if (std::exchange(config_tries_, 0) != 0) Disarm(kConfigTimer);
+  if (config_tries_ != 0 || config_unfinished_since_) Disarm(kConfigTimer);
+  config_tries_ = 0;
+  config_unfinished_since_.reset();
+  if (!std::exchange(config_stands_, false) || !config_ || Released()) return;
+  // Its client has taken it away before it was answered, and writes a new one: whoever waits for
+  // this start must not be released together with it.
+  const std::string text = "replicator.yaml was taken away by its client before the job's start";
+  Log(Severity::kWarning, text);
+  ForgetConfig(text);
+  phase_ = Phase::kIdle;
+  StartHolding();
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::JaxInitChanged& e) {
@@ -319,12 +345,15 @@ void NodeMachine::Impl::Handle(const NodeEvent::JaxInitChanged& e) {
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::VolumeCleaned& e) {
+  // Of an attempt that is over: the next one's cleaning doesn't find them in the volume any more.
+  taken_over_.insert(taken_over_.end(), e.adopted.begin(), e.adopted.end());
   if (phase_ != Phase::kCleaning || !config_) return;
+  const auto adopted = std::exchange(taken_over_, {});
   state_.set_volume_cleaned(true);
-  StageAdopted(e.adopted);
+  StageAdopted(adopted);
   // What no known run of this node saved can't be told apart from another rank's: it goes.
   std::vector<std::string> unknown;
-  for (const std::string& name : e.adopted) {
+  for (const std::string& name : adopted) {
     const std::optional<SaveUnit> unit = ParseStagedName(name);
     if (!unit || unit->save.run != FromProto(state_.last_run())) unknown.push_back(name);
   }
@@ -348,11 +377,7 @@ void NodeMachine::Impl::Fail(const std::string& text) {
   Log(Severity::kError, text);
   Do(NodeAction::WriteFailed{text});
   RemoveConfig();
-  LeaveRun(text);
-  state_.clear_config_text();
-  state_.clear_attempt();
-  config_.reset();
-  Persist();
+  ForgetConfig(text);
   phase_ = Phase::kFailed;
   StartHolding();
 }

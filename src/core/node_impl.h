@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/node.h"
+#include "core/save_parts.h"
 #include "format/ids.h"
 #include "format/messages.h"
 #include "format/store_names.h"
@@ -127,6 +128,7 @@ class NodeMachine::Impl {
   void JudgeConfig(const NodeEvent::ConfigSeen& e);
   void AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed);
   void RefuseConfig(const NodeEvent::ConfigSeen& e);
+  void ForgetConfig(const std::string& reason);
   void LeaveRun(const std::string& reason);
   void NoteShards();
   uint64_t OrdinalOfLeftover(const SaveKey& save);
@@ -158,6 +160,7 @@ class NodeMachine::Impl {
 
   // -- node_save.cc
   void TakeSave(const NodeEvent::SaveSeen& e);
+  bool IsOfUse(const NodeEvent::SaveSeen& e);
   void StageSave(tierkeep::Step step, const std::map<Worker, std::string>& names);
   bool NoteSave(const SaveKey& save, uint64_t ordinal);
   void SaveIsStaged(const SaveKey& save, OwnSave* own);
@@ -202,9 +205,12 @@ class NodeMachine::Impl {
 
   // The yaml.
   int config_tries_ = 0;
+  std::optional<Instant> config_unfinished_since_;  // being written, or unreadable
   bool config_stands_ = false;
+  std::string config_removed_;  // id of the last file that we removed
   Instant accepted_at_{};
-  std::set<TaskId> adopting_;  // must end before joining
+  std::set<TaskId> adopting_;            // must end before joining
+  std::vector<std::string> taken_over_;  // by a cleaning, staged names: not yet hashed
 
   // The way to the coordinator.
   Link link_ = Link::kNone;
@@ -236,7 +242,7 @@ class NodeMachine::Impl {
   std::map<TaskId, CompareWork> compares_;
 
   std::vector<NodeEvent::SaveSeen> waiting_saves_;  // seen before the run goes
-  std::map<tierkeep::Step, std::map<Worker, std::string>> partial_saves_;  // framework pytorch
+  SaveParts parts_;                   // framework pytorch: files of saves that are not whole
   std::map<SaveKey, OwnSave> saves_;  // of this run, not committed
   std::map<TaskId, StageWork> staging_;
   std::optional<control::GenerationRecord> committed_;

@@ -1,5 +1,6 @@
 // Saves of this node and copies of peers': staging, keeping, dropping, committing, collecting.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -39,16 +40,38 @@ void NodeMachine::Impl::Handle(const NodeEvent::SaveSeen& e) {
 }
 
 void NodeMachine::Impl::TakeSave(const NodeEvent::SaveSeen& e) {
+  if (!IsOfUse(e)) return;
   if (config_->world.framework != Framework::kPytorch) {
     StageSave(e.step, {{0, e.name}});
     return;
   }
-  auto& parts = partial_saves_[e.step];
-  parts[e.worker] = e.name;
-  if (parts.size() < config_->world.workers_per_node) return;
-  const auto names = std::move(parts);
-  partial_saves_.erase(e.step);
-  StageSave(e.step, names);
+  SaveParts::Found found = parts_.Add(e.step, e.worker, e.name, config_->world.workers_per_node);
+  if (found.whole.empty()) return;
+  StageSave(e.step, found.whole);
+  if (found.overtaken.empty()) return;
+  WriteError(
+      fmt::format("step {} is whole, earlier saves are not: some worker skipped them; removed: {}",
+                  e.step, fmt::join(found.overtaken, ", ")));
+  Do(NodeAction::DiscardSaves{std::move(found.overtaken)});
+}
+
+// What could never be restored is said and goes, so that it takes no memory and, above all, no
+// committed generation's place.
+bool NodeMachine::Impl::IsOfUse(const NodeEvent::SaveSeen& e) {
+  const WorldShape& world = config_->world;
+  std::string why;
+  if (world.framework != Framework::kOrbax && e.step == 0) {
+    why = "step 0 means \"no checkpoint\" to clients of this framework";
+  } else if (world.framework == Framework::kPytorch &&
+             (e.rank != config_->rank || e.worker >= world.workers_per_node)) {
+    why = fmt::format("this node is rank {} and has workers 0 to {}", config_->rank,
+                      world.workers_per_node - 1);
+  } else {
+    return true;
+  }
+  WriteError(fmt::format("the save {} can't be used and is removed: {}", e.name, why));
+  Do(NodeAction::DiscardSaves{{e.name}});
+  return false;
 }
 
 void NodeMachine::Impl::StageSave(tierkeep::Step step, const std::map<Worker, std::string>& names) {

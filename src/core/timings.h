@@ -21,6 +21,8 @@ struct CoreTimings {
   // PyTorch client writes in place.
   Duration config_settle = 1s;
   int config_settle_tries = 3;
+  // One that somebody has open for writing, or that can't be read, is looked at again for so long.
+  Duration config_writing_max = 60s;
   // Reconnect and re-read of the rendezvous: first and longest pause.
   Duration reconnect_first = 100ms;
   Duration reconnect_max = 2s;

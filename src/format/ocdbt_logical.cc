@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "format/legacy_names.h"
+#include "format/volume_names.h"
 
 namespace tierkeep {
 namespace {
@@ -393,6 +394,7 @@ std::set<std::string> OcdbtItems(std::span<const StepEntry> entries) {
 
 ReplicaFile ClassifyReplicaFile(std::string_view path, const std::set<std::string>& items) {
   if (path == kCheckpointMetadata) return ReplicaFile::kTimestamps;
+  if (path == kBackupRequestedName) return ReplicaFile::kBookkeeping;
   if (items.contains("") && IsItemDatabaseFile(path)) return ReplicaFile::kBookkeeping;
   // commit_success.txt stands in the step directory and in each item, OCDBT or not.
   constexpr std::string_view kCommitSuccess = "commit_success.txt";

@@ -238,10 +238,11 @@ TEST(Replicas, BookkeepingIsExactlyWhatTheListSays) {
   const std::set<std::string> items = {"state"};
   const std::string hex(32, 'a');
   for (const std::string& path :
-       {std::string("commit_success.txt"), std::string("state/commit_success.txt"),
-        std::string("process_metadata/commit_success.txt"), std::string("state/manifest.ocdbt"),
-        std::string("state/manifest.0123456789abcdef"), "state/d/" + hex, "state/ocdbt_data/" + hex,
-        "state/ocdbt_meta/" + hex, std::string("state/manifest.ocdbt.__lock"),
+       {std::string("_BACKUP_REQUESTED"), std::string("commit_success.txt"),
+        std::string("state/commit_success.txt"), std::string("process_metadata/commit_success.txt"),
+        std::string("state/manifest.ocdbt"), std::string("state/manifest.0123456789abcdef"),
+        "state/d/" + hex, "state/ocdbt_data/" + hex, "state/ocdbt_meta/" + hex,
+        std::string("state/manifest.ocdbt.__lock"),
         std::string("state/ocdbt.process_12/manifest.ocdbt"),
         "state/ocdbt.process_replica_3/d/" + hex, std::string("state/array_metadatas/process_0")}) {
     EXPECT_TRUE(IsReplicaBookkeeping(path, items)) << path;
@@ -266,6 +267,7 @@ TEST(Replicas, BookkeepingIsExactlyWhatTheListSays) {
                                   std::string("array_metadatas/process_0"),
                                   std::string("a/b/commit_success.txt"),
                                   std::string("state/_CHECKPOINT_METADATA"),
+                                  std::string("state/_BACKUP_REQUESTED"),
                                   std::string("process_metadata/mesh_metadata.json"),
                                   std::string("d"),
                                   std::string("")}) {

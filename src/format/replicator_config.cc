@@ -252,8 +252,9 @@ Status ReadBackup(const Values& values, ParsedConfig* parsed) {
                *config.backup_interval_minutes);
   }
   if (!config.backup_interval_minutes && !config.backup_interval_steps) {
-    parsed->warnings.emplace_back(
-        "Neither backup-interval-minutes nor backup-interval-steps is given: no backups are made.");
+    return Error(Code::kInvalidArgument,
+                 fmt::format("{}: backup-interval-minutes or backup-interval-steps must be given",
+                             kConfigName));
   }
   if (config.backup_interval_minutes && *config.backup_interval_minutes < kAdvisedIntervalMinutes) {
     parsed->warnings.push_back(

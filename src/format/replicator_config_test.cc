@@ -187,6 +187,9 @@ TEST(ReplicatorConfig, ErrorsNameKeyValueAndRule) {
       {With("backup-interval-steps: 10\n"),
        "backup-interval-steps '10': it must not be given beside backup-interval-minutes, which "
        "is 30"},
+      {Without("backup"), "backup-interval-minutes or backup-interval-steps must be given"},
+      {Without("backup", "backup-interval-minutes:\n"),
+       "backup-interval-minutes or backup-interval-steps must be given"},
       {Without("backup", "backup-interval-minutes: 0\n"),
        "backup-interval-minutes '0': it must be at least 1"},
       {Without("backup", "backup-interval-steps: 0\n"),
@@ -247,14 +250,22 @@ TEST(ReplicatorConfig, D11ContentsAreNotQuoted) {
 TEST(ReplicatorConfig, Warnings) {
   EXPECT_THAT(MustParse(Without("backup", "backup-interval-minutes: 29")).warnings,
               ElementsAre("backup-interval-minutes is 29: at least 30 are advised."));
-  const ParsedConfig none = MustParse(Without("backup"));
-  EXPECT_THAT(none.warnings, ElementsAre(HasSubstr("no backups are made")));
-  EXPECT_EQ(none.config.backup_interval_minutes, std::nullopt);
   EXPECT_THAT(MustParse(Without("peers-per-node", "peers-per-node: 9")).warnings,
               ElementsAre(HasSubstr("only 3 other nodes")));
   const ParsedConfig replicas = MustParse(Without("peers-per-node", "assume-data-parallelism: 2"));
   EXPECT_THAT(replicas.warnings, IsEmpty());
   EXPECT_EQ(replicas.config.peer_ranks, std::nullopt);
+}
+
+// Rank 0's interval holds for all: which one a file has doesn't matter to its other rules.
+TEST(ReplicatorConfig, B6EitherIntervalKey) {
+  const ParsedConfig steps = MustParse(Without("backup", "backup-interval-steps: 50\n"));
+  EXPECT_EQ(steps.config.backup_interval_steps, 50u);
+  EXPECT_EQ(steps.config.backup_interval_minutes, std::nullopt);
+  EXPECT_THAT(steps.warnings, IsEmpty());
+  const ParsedConfig minutes = MustParse(With("backup-interval-steps:\n"));
+  EXPECT_EQ(minutes.config.backup_interval_minutes, 30u);
+  EXPECT_EQ(minutes.config.backup_interval_steps, std::nullopt);
 }
 
 TEST(ReplicatorConfig, OptionalKeysWithoutValueCountAsAbsent) {
@@ -269,8 +280,8 @@ TEST(ReplicatorConfig, OptionalKeysWithoutValueCountAsAbsent) {
 TEST(ReplicatorConfig, B13TextCutShortIsRefusedOrMissesAKey) {
   const std::string whole =
       "job-name: nemo-job\nframework: pytorch.distributed\nnode-rank: 0\nnodes: 2\n"
-      "peers-per-node: 1\n";
-  for (size_t length = 0; length < whole.find("peers"); ++length) {
+      "peers-per-node: 1\nbackup-interval-minutes: 30\n";
+  for (size_t length = 0; length < whole.find(" 30"); ++length) {
     EXPECT_FALSE(ParseReplicatorConfig(whole.substr(0, length), NoEnvironment).ok()) << length;
   }
 }

@@ -16,6 +16,8 @@ inline constexpr std::string_view kErrorsName = "replicator.errors";
 inline constexpr std::string_view kFailedName = "replicator.failed";
 inline constexpr std::string_view kJaxInitName = "jax-init-info.txt";
 inline constexpr std::string_view kCommitSuccessName = "commit_success.txt";
+// Empty, in a step directory (Orbax from 0.12.10 on): the job asks for a backup of this step.
+inline constexpr std::string_view kBackupRequestedName = "_BACKUP_REQUESTED";
 
 // "J-sS-nR-wW" and an ending. J may itself contain such a text: the last one counts.
 struct WorkerName {

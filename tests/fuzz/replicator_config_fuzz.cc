@@ -89,7 +89,9 @@ std::vector<std::string> Seeds() {
   seeds.push_back(
       "job-name: ${JOBSET_NAME}\nframework: pytorch.distributed\nnode-rank: $NODE_RANK\n"
       "nodes: $NNODES\npeers-per-node: 1\nbackup-interval-steps: '100'\npeer-ranks:\n- 0\n- 2\n");
-  seeds.push_back("{job-name: j, framework: orbax, nodes: 2, node-rank: 0, peers-per-node: 1}\n");
+  seeds.push_back(
+      "{job-name: j, framework: orbax, nodes: 2, node-rank: 0, peers-per-node: 1, "
+      "backup-interval-steps: 5}\n");
   seeds.push_back("%YAML 1.2\n---\njob-name: &a !!str x\nframework: *a\n? [deep, {a: b}]\n: 1\n");
   return seeds;
 }

@@ -76,6 +76,15 @@ Result<std::optional<ConfigFile>> Volume::ReadConfig() {
   auto read = ReadStill(client, kConfigName, kConfigBytesMax);
   if (!read.ok() && read.error().code() == Code::kNotFound) return std::optional<ConfigFile>();
   if (!read.ok()) return read.error();
+  // In this order: whoever had it open while it was read is found, or has closed it and changed
+  // nothing since.
+  const auto writers = client.ProbeWriters(kConfigName);
+  const auto after = client.Stat(kConfigName);
+  const bool written = writers.ok() && *writers == LeaseResult::kHasWriters;
+  if (written || (after.ok() && (after->change_time_ns != read->stat.change_time_ns ||
+                                 after->inode != read->stat.inode))) {
+    return Error(Code::kAborted, fmt::format("{} is being written", kConfigName));
+  }
   return std::optional<ConfigFile>(ToConfig(std::move(*read)));
 }
 
@@ -115,7 +124,12 @@ Result<std::vector<FoundSave>> Volume::ListSaves(Framework framework, std::strin
     if (framework == Framework::kPytorch) {
       const auto name = ParseWorkerName(entry.name, ".save");
       if (entry.type != FileType::kFile || !name || name->job != job) continue;
-      saves.push_back({entry.name, name->step, name->worker});
+      // One that is still written is reported by the watch when its writer closes it.
+      const auto writers = scan == SaveScan::kFinished
+                               ? client.ProbeWriters(entry.name)
+                               : Result<LeaseResult>(LeaseResult::kNoWriters);
+      if (writers.ok() && *writers == LeaseResult::kHasWriters) continue;
+      saves.push_back({entry.name, name->step, name->worker, name->rank});
       continue;
     }
     const auto step = ParseStepName(entry.name);

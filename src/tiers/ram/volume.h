@@ -37,6 +37,7 @@ struct FoundSave {
   std::string name;  // entry name in the volume
   Step step = 0;
   Worker worker = 0;
+  Rank rank = 0;  // framework pytorch only: what the name says
 };
 
 // Threads: any, on the same object.
@@ -45,7 +46,8 @@ class Volume {
   Volume(Store* store, Logger logger);
 
   // nullopt: none there. An empty file has empty text. A link, pipe or too large file is
-  // kInvalidArgument and is removed by the caller through RemoveConfig.
+  // kInvalidArgument and is removed by the caller through RemoveConfig. kAborted: somebody has it
+  // open for writing, so that what stands in it may only be its beginning.
   Result<std::optional<ConfigFile>> ReadConfig();
   // Only if it is still the file with this id (empty id: whatever is there). None there, or another
   // one: nothing is done, and that is success.

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "tiers/ram/ram_testutil.h"
@@ -143,6 +144,37 @@ TEST_F(VolumeTest, ReadsTheConfigurationAsOneFile) {
   EXPECT_NE((*volume().ReadConfig())->id, (*first)->id);
   PutFile(Client("replicator.yaml"), "");
   EXPECT_EQ((*volume().ReadConfig())->text, "");
+}
+
+TEST_F(VolumeTest, B13AConfigurationThatIsStillWrittenIsNotTaken) {
+  const std::string whole = "job-name: j\npeer-ranks:\n- 1\n- 2\n";
+  for (const size_t part : {size_t{0}, size_t{12}, whole.size() - 4, whole.size()}) {
+    fs::remove(Client("replicator.yaml"));
+    std::ofstream writer(Client("replicator.yaml"));
+    writer << whole.substr(0, part) << std::flush;
+    const auto read = volume().ReadConfig();
+    ASSERT_FALSE(read.ok()) << part;
+    EXPECT_EQ(read.error().code(), Code::kAborted);
+    writer << whole.substr(part);
+    writer.close();
+    const auto done = volume().ReadConfig();
+    ASSERT_TRUE(done.ok()) << done.error().ToString();
+    EXPECT_EQ((*done)->text, whole);
+  }
+}
+
+TEST_F(VolumeTest, FilesThatAreStillWrittenAreNoSavesYet) {
+  PutFile(Client("j-s5-n2-w0.save"), "whole");
+  std::ofstream writer(Client("j-s5-n2-w1.save"));
+  writer << "half" << std::flush;
+  auto saves = volume().ListSaves(Framework::kPytorch, "j");
+  ASSERT_TRUE(saves.ok());
+  ASSERT_EQ(saves->size(), 1u);
+  EXPECT_EQ(saves->front().rank, 2u);
+  writer.close();
+  saves = volume().ListSaves(Framework::kPytorch, "j");
+  ASSERT_TRUE(saves.ok());
+  EXPECT_EQ(saves->size(), 2u);
 }
 
 TEST_F(VolumeTest, OddConfigurationsAreInvalidAndCanBeRemoved) {

@@ -1,0 +1,117 @@
+// What the job does in its volume, as events for the node machine.
+#include "agent/node_host.h"
+#include "base/mutation.h"
+
+namespace tierkeep {
+
+void NodeHost::OnChange(const DirChange& change) {
+  using Kind = DirChange::Kind;
+  if (change.kind == Kind::kOverflow) {
+    TK_PROBE(kWatchOverflow);
+    ordered_->Submit([this] {
+      ReadConfigNow();
+      ReadJaxInit();
+      if (watching_saves_) ScanSaves();
+    });
+    return;
+  }
+  if (change.name == kConfigName) {
+    // One made in place is read when its writer closes it.
+    if (change.kind != Kind::kCreated) ordered_->Submit([this] { ReadConfigNow(); });
+  } else if (change.name == kJaxInitName) {
+    if (change.kind == Kind::kMovedIn || change.kind == Kind::kWritten) {
+      ordered_->Submit([this] { ReadJaxInit(); });
+    }
+  } else if (change.kind != Kind::kGone) {
+    const bool in_place = change.kind == Kind::kCreated;
+    ordered_->Submit([this, name = change.name, in_place] { ReportSave(name, in_place); });
+  }
+}
+
+void NodeHost::ReadConfigNow() {
+  auto file = parts_.volume->ReadConfig();
+  if (!file.ok() && file.error().code() != Code::kInvalidArgument) {
+    const bool written = file.error().code() == Code::kAborted;
+    if (!written) parts_.logger.Error("replicator.yaml: {}", file.error().ToString());
+    // The machine asks again, for a while.
+    Post(NodeEvent::ConfigSeen{
+        "", "", Error(written ? Code::kAborted : Code::kUnavailable, file.error().message())});
+    return;
+  }
+  if (!file.ok()) {
+    // Not a file that a client writes: out of the way, and said where a client looks.
+    parts_.logger.Error("replicator.yaml was removed: {}", file.error().message());
+    for (const Status& s :
+         {parts_.volume->AppendFailed(file.error().message()), parts_.volume->RemoveConfig("")}) {
+      if (!s.ok()) parts_.logger.Error("{}", s.error().ToString());
+    }
+    return;
+  }
+  if (!*file) {
+    Post(NodeEvent::ConfigGone{});
+    return;
+  }
+  NodeEvent::ConfigSeen seen{(*file)->text, (*file)->id, std::nullopt};
+  if (!seen.text.empty()) seen.parsed = ParseReplicatorConfig(seen.text, parts_.environment);
+  Post(std::move(seen));
+}
+
+void NodeHost::ReadJaxInit() {
+  if (auto text = parts_.volume->ReadJaxInit()) Post(NodeEvent::JaxInitChanged{std::move(*text)});
+}
+
+void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
+  if (!watching_saves_) return;  // the scan finds it later
+  FoundSave save;
+  save.name = name;
+  if (save_framework_ == Framework::kPytorch) {
+    const auto worker = ParseWorkerName(name, ".save");
+    if (!worker || worker->job != save_job_ || made_in_place) return;
+    save.step = worker->step;
+    save.worker = worker->worker;
+    save.rank = worker->rank;
+  } else {
+    const auto step = ParseStepName(name);
+    if (!step) return;
+    save.step = *step;
+  }
+  const auto stat = parts_.store->client().Stat(name);
+  const FileType wanted =
+      save_framework_ == Framework::kPytorch ? FileType::kFile : FileType::kDirectory;
+  if (!stat.ok() || stat->type != wanted) return;  // gone again, or a link: never a save
+  if (made_in_place) {
+    // Counts once commit_success.txt is in it, which only a watch inside can tell.
+    if (save_framework_ != Framework::kOrbax) return;
+    const bool complete =
+        parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok();
+    if (!complete) {
+      auto inner = parts_.runtime->Watch(
+          parts_.volume_path + "/" + name, [this, name](const DirChange& change) {
+            if (change.name == kCommitSuccessName && change.kind != DirChange::Kind::kGone) {
+              ordered_->Submit([this, name] { ReportSave(name, true); });
+            }
+          });
+      if (inner.ok()) {
+        half_made_[name] = std::move(*inner);
+        // It may have been finished before the watch began.
+        if (!parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok()) return;
+      } else {
+        return;
+      }
+    }
+  }
+  half_made_.erase(name);
+  if (!reported_inodes_.insert(stat->inode).second) return;
+  Post(NodeEvent::SaveSeen{save.name, save.step, save.worker, save.rank});
+}
+
+void NodeHost::ScanSaves() {
+  auto saves = parts_.volume->ListSaves(save_framework_, save_job_);
+  if (!saves.ok()) {
+    parts_.logger.Error("the volume can't be listed: {}", saves.error().ToString());
+    return;
+  }
+  for (const FoundSave& save : *saves) ReportSave(save.name, false);
+}
+
+}  // namespace tierkeep
