@@ -1,5 +1,6 @@
 #include "io/tls_inspect.h"
 
+#include <fmt/format.h>
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>

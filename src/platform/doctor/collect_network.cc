@@ -1,4 +1,6 @@
 // Beyond the machine: ports, other agents, the rendezvous.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <future>
