@@ -209,14 +209,22 @@ class Node:
 
     def status(self, timeout=10.0):
         """The agent's own account of itself: `GET /v1/status`."""
+        return json.loads(self._get("/v1/status", timeout))
+
+    def metric(self, name, timeout=10.0):
+        """The value of a metric without labels."""
+        text = self._get("/metrics", timeout).decode()
+        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
+
+    def _get(self, path, timeout):
         connection = _UnixConnection(self.admin, timeout)
         try:
-            connection.request("GET", "/v1/status")
+            connection.request("GET", path)
             answer = connection.getresponse()
             body = answer.read()
             if answer.status != 200:
-                raise ClusterError(f"{self.name}: status {answer.status}: {body[:300]!r}")
-            return json.loads(body)
+                raise ClusterError(f"{self.name}: {path}: {answer.status}: {body[:300]!r}")
+            return body
         finally:
             connection.close()
 

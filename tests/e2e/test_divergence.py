@@ -100,20 +100,7 @@ def error_lines(cluster, step):
 
 
 def metric(node):
-    import http.client
-    import socket
-
-    class Admin(http.client.HTTPConnection):
-        def connect(self):
-            self.sock = socket.socket(socket.AF_UNIX)
-            self.sock.settimeout(10)
-            self.sock.connect(node.admin)
-
-    connection = Admin("localhost")
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return int(float(re.search(r"^tierkeep_divergent_saves_total (\S+)$", text, re.M)[1]))
+    return node.metric("tierkeep_divergent_saves_total")
 
 
 CASES = {
