@@ -80,6 +80,7 @@ class Node:
         self.output_path = os.path.join(self.home, "agent.out")
         self.agent = None
         self.ram_mib = cluster.ram_mib  # holds from the next wipe on
+        self.launcher = []  # a command that becomes the agent: into a network namespace, say
         # Flags of the agent, for its next start; None for a switch.
         self.settings = {
             "mount": None, "state-dir": self.state_dir, "node-name": self.name,
@@ -160,7 +161,7 @@ class Node:
         flags = []
         for name, value in self.settings.items():
             flags += [f"--{name}"] if value is None else [f"--{name}", str(value)]
-        return [self.cluster.binary, "agent", *flags, *self.cluster.agent_options]
+        return [*self.launcher, self.cluster.binary, "agent", *flags, *self.cluster.agent_options]
 
     def start(self):
         """Starts the agent and does not wait for it."""
@@ -266,6 +267,9 @@ class Cluster:
             f.write(str(os.getpid()))
         self.rendezvous = os.path.join(self.work, "rendezvous")
         self.keep_logs_in = None
+        # Called with a node whose agent has ended while wait_for() waits, and its exit code; true
+        # when that is taken care of. Otherwise it is an error.
+        self.on_death = lambda node, code: False
         self.processes = []
         self.nodes = []
         self._open = True
@@ -319,6 +323,8 @@ class Cluster:
             for node in self.nodes:
                 if node.agent is not None and node.agent.poll() is not None:
                     code, node.agent = node.agent.returncode, None
+                    if self.on_death(node, code):
+                        continue
                     raise ClusterError(f"{node.name}: the agent ended with {code} while waiting "
                                        f"for {what}\n{node.tail()}")
             if time.monotonic() > end:

@@ -97,6 +97,7 @@ class Agent {
   std::shared_ptr<LogContext> log_context_ = std::make_shared<LogContext>();
   std::shared_ptr<LineWriter> log_out_;
   Logger logger_;
+  std::unique_ptr<Steps> steps_;
   std::shared_ptr<Dir> state_dir_;
   int state_lock_ = -1;
   int mount_lock_ = -1;
@@ -205,7 +206,13 @@ Status Agent::OpenTiers() {
 }
 
 Status Agent::StartControl() {
+  std::optional<CrashPoint> crash;
+  if (!settings_.crash_before.empty()) {
+    TK_ASSIGN_OR_RETURN(crash, ParseCrashPoint(settings_.crash_before));
+  }
+  steps_ = std::make_unique<Steps>(logger_, std::move(crash));
   ControlPlane::Options options;
+  options.steps = steps_.get();
   options.node_name = settings_.node_name;
   options.advertise_host = settings_.advertise;
   random_.Fill(options.boot.bytes.data(), Id128::kSize);
@@ -264,7 +271,8 @@ Status Agent::StartNode() {
                           const char* value = std::getenv(std::string(name).c_str());
                           return value ? std::optional<std::string>(value) : std::nullopt;
                         },
-                        settings_.mount + "/client"};
+                        settings_.mount + "/client",
+                        steps_.get()};
   node_ = std::make_unique<NodeHost>(std::move(parts), std::move(options));
   return node_->Start();
 }

@@ -243,6 +243,7 @@ void ControlPlane::Run(const std::string& job, CoordinatorActions actions) {
     const auto it = hosts_.find(job);
     if (it == hosts_.end()) return;  // stood down
     Host& host = it->second;
+    if (options_.steps != nullptr) options_.steps->Announce(action);
     std::visit(Overloaded{
                    [&](const A::ReadRendezvous&) { ReadRendezvous(job); },
                    [&](const A::WriteRendezvous& a) { WriteRendezvous(job, a); },

@@ -12,6 +12,7 @@
 
 #include "agent/metrics.h"
 #include "agent/runtime.h"
+#include "agent/steps.h"
 #include "base/log.h"
 #include "base/log_sinks.h"
 #include "core/coordinator.h"
@@ -30,6 +31,7 @@ class ControlPlane : private FrameHandler {
     Id128 boot;
     FrameNetworkOptions network;
     CoreTimings timings;
+    Steps* steps = nullptr;  // of the coordinators; may be none
   };
   // Receives the node machine's events of the control side (loop thread).
   using NodeSink = std::function<void(NodeEvent::Any)>;

@@ -2,6 +2,7 @@
 
 #include "agent/replica_compare.h"
 #include "base/overloaded.h"
+#include "core/action_names.h"
 #include "format/messages.h"
 #include "format/store_names.h"
 
@@ -34,27 +35,6 @@ control::Inventory InventoryOf(const Store& store) {
     u.set_detail(item.detail);
   }
   return out;
-}
-
-// As core/events.h spells it: the machine tells actions apart by these names.
-std::string ActionName(const NodeAction::Any& action) {
-  using A = NodeAction;
-  return std::visit(Overloaded{
-                        [](const A::PersistState&) { return "PersistState"; },
-                        [](const A::RemoveConfig&) { return "RemoveConfig"; },
-                        [](const A::CleanVolume&) { return "CleanVolume"; },
-                        [](const A::WritePrerestore&) { return "WritePrerestore"; },
-                        [](const A::PlaceLink&) { return "PlaceLink"; },
-                        [](const A::PlaceNoCheckpoint&) { return "PlaceNoCheckpoint"; },
-                        [](const A::WriteMeta&) { return "WriteMeta"; },
-                        [](const A::RemoveOtherMetas&) { return "RemoveOtherMetas"; },
-                        [](const A::RecordGeneration&) { return "RecordGeneration"; },
-                        [](const A::ForgetGenerations&) { return "ForgetGenerations"; },
-                        [](const A::WriteError&) { return "WriteError"; },
-                        [](const A::WriteFailed&) { return "WriteFailed"; },
-                        [](const auto&) { return "an action"; },
-                    },
-                    action);
 }
 
 // The task that an action would start.
@@ -146,11 +126,14 @@ void NodeHost::Dispatch(const NodeEvent::Any& event) {
   for (NodeAction::Any& action : actions) {
     ObserveAction(action);
     if (const auto* set = std::get_if<NodeAction::SetTimer>(&action)) {
+      Announce(action);
       loop_->SetTimer({kTimerOwner, set->timer}, set->at,
                       [this, timer = set->timer] { Dispatch(NodeEvent::TimerFired{timer}); });
     } else if (const auto* cancel = std::get_if<NodeAction::CancelTimer>(&action)) {
+      Announce(action);
       loop_->CancelTimer({kTimerOwner, cancel->timer});
     } else if (const auto* task = std::get_if<NodeAction::CancelTask>(&action)) {
+      Announce(action);
       Flag(task->task)->store(true);
     } else {
       ordered.push_back(std::move(action));
@@ -210,11 +193,16 @@ void NodeHost::ObserveAction(const NodeAction::Any& action) {
   }
 }
 
+void NodeHost::Announce(const NodeAction::Any& action) {
+  if (parts_.steps != nullptr) parts_.steps->Announce(action);
+}
+
 void NodeHost::RunBatch(const NodeActions& actions) {
   for (size_t i = 0; i < actions.size(); ++i) {
+    Announce(actions[i]);
     const Status done = Carry(actions[i]);
     if (done.ok()) continue;
-    const std::string name = ActionName(actions[i]);
+    const std::string name(ActionName(actions[i]));
     parts_.logger.Error("{} failed: {}", name, done.error().ToString());
     NodeEvent::BatchFailed failed{name, done.error(), {}};
     for (const NodeAction::Any& skipped : std::span(actions).subspan(i)) {

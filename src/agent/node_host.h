@@ -17,6 +17,7 @@
 #include "agent/control_plane.h"
 #include "agent/metrics.h"
 #include "agent/runtime.h"
+#include "agent/steps.h"
 #include "base/log.h"
 #include "base/log_sinks.h"
 #include "core/node.h"
@@ -51,6 +52,7 @@ class NodeHost {
     Logger logger;
     EnvironmentLookup environment;
     std::string volume_path;  // <mount>/client, to watch
+    Steps* steps = nullptr;   // may be none
   };
 
   NodeHost(Parts parts, NodeOptions options);
@@ -78,6 +80,7 @@ class NodeHost {
   void Observe(const NodeEvent::Any& event);
   void ObserveAction(const NodeAction::Any& action);
   void Post(NodeEvent::Any event);  // any thread
+  void Announce(const NodeAction::Any& action);
   // Ordered actions and starts of tasks, on the ordered thread.
   void RunBatch(const NodeActions& actions);
   Status Carry(const NodeAction::Any& action);

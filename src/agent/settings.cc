@@ -5,6 +5,7 @@
 
 #include <charconv>
 
+#include "agent/steps.h"
 #include "base/log.h"
 
 namespace tierkeep {
@@ -131,6 +132,13 @@ const std::vector<Setting>& Settings() {
          return OkStatus();
        },
        [](const S& s) { return fmt::format("{}", ToMillis(s.stop_budget) / 1000); }},
+      {{"crash-before", "STEP[:N]", ""},
+       [](S& s, std::string_view text) -> Status {
+         if (!text.empty()) TK_RETURN_IF_ERROR(ParseCrashPoint(text));
+         s.crash_before = text;
+         return OkStatus();
+       },
+       [](const S& s) { return s.crash_before; }},
       Number("save-entries-max", "a save with more files and directories is refused", 1,
              100'000'000, &S::save_entries_max),
       Number("save-depth-max", "a save with deeper directories is refused", 1, 4096,
@@ -252,6 +260,7 @@ Result<LoadedSettings> LoadSettings(const SettingSources& sources) {
 std::string PrintSettings(const LoadedSettings& loaded) {
   std::string out;
   for (const Setting& s : Settings()) {
+    if (s.info.help.empty() && s.show(loaded.settings).empty()) continue;
     YAML::Emitter value;
     value << YAML::DoubleQuoted << s.show(loaded.settings);
     out += fmt::format("{}: {}  # {}\n", s.info.name, value.c_str(),

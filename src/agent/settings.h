@@ -36,6 +36,7 @@ struct AgentSettings {
   uint32_t pull_streams = 4;
   uint64_t bandwidth_limit = 0;  // bytes a second, sending; 0: none
   Duration stop_budget = 20s;
+  std::string crash_before;  // for tests: a step (agent/steps.h) that ends the agent, or empty
   uint64_t save_entries_max = 1'000'000;
   uint32_t save_depth_max = 128;
 
@@ -45,7 +46,7 @@ struct AgentSettings {
 struct SettingInfo {
   std::string_view name;        // as a flag, without the dashes
   std::string_view value_name;  // "DIR"; empty for a switch, whose value is true or false
-  std::string_view help;
+  std::string_view help;        // empty: not listed by --help
 };
 const std::vector<SettingInfo>& SettingTable();
 // "TIERKEEP_DATA_PORT" for "data-port".

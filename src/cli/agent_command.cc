@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "agent/agent.h"
+#include "agent/steps.h"
 #include "cli/command.h"
 #include "cli/settings_flags.h"
 
@@ -14,9 +15,14 @@ namespace {
 struct AgentFlags {
   std::shared_ptr<SettingsFlags> settings;
   bool print_config = false;
+  bool list_steps = false;
 };
 
 int RunAgentCommand(const AgentFlags& flags) {
+  if (flags.list_steps) {
+    for (const std::string& step : AllSteps()) fmt::print("{}\n", step);
+    return 0;
+  }
   auto loaded = LoadFrom(*flags.settings);
   if (!loaded.ok()) {
     fmt::print(stderr, "tierkeep agent: {}\n", loaded.error().message());
@@ -49,6 +55,8 @@ void AddAgentCommand(CLI::App& app, int* exit_status) {
   flags->settings = AddSettingsFlags(command);
   command->add_flag("--print-config", flags->print_config,
                     "print the settings as they hold, and where each came from");
+  command->add_flag("--list-steps", flags->list_steps, "print what --crash-before takes")
+      ->group(kHiddenGroup);
   command->callback([flags, exit_status] { *exit_status = RunAgentCommand(*flags); });
 }
 

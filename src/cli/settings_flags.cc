@@ -18,10 +18,10 @@ std::shared_ptr<SettingsFlags> AddSettingsFlags(CLI::App* command) {
     if (s.value_name.empty()) {
       command->add_flag("--" + name, flags->switches[name], help);
     } else {
-      command
-          ->add_option_function<std::string>(
-              "--" + name, [flags, name](const std::string& v) { flags->values[name] = v; }, help)
-          ->type_name(std::string(s.value_name));
+      CLI::Option* option = command->add_option_function<std::string>(
+          "--" + name, [flags, name](const std::string& v) { flags->values[name] = v; }, help);
+      option->type_name(std::string(s.value_name));
+      if (s.help.empty()) option->group(kHiddenGroup);
     }
   }
   return flags;

@@ -13,6 +13,9 @@ class App;
 
 namespace tierkeep {
 
+// CLI11 leaves options of this group out of --help.
+inline constexpr char kHiddenGroup[] = "";
+
 struct SettingsFlags {
   std::string config;
   std::map<std::string, std::string> values;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "core/action_names.h"
 #include "core/core_testutil.h"
 #include "core/holdings.h"
 #include "core/placement.h"
@@ -16,42 +17,6 @@
 
 namespace tierkeep {
 namespace {
-
-const char* NameOfAction(const NodeAction::Any& action) {
-  static constexpr const char* kNames[] = {"PersistState",
-                                           "RemoveConfig",
-                                           "ReadConfig",
-                                           "CleanVolume",
-                                           "StartWatchingSaves",
-                                           "LocateCoordinator",
-                                           "BecomeCoordinator",
-                                           "Connect",
-                                           "Disconnect",
-                                           "Send",
-                                           "DiscardSaves",
-                                           "WritePrerestore",
-                                           "PlaceLink",
-                                           "PlaceNoCheckpoint",
-                                           "WriteMeta",
-                                           "RemoveOtherMetas",
-                                           "RecordGeneration",
-                                           "ForgetGenerations",
-                                           "WriteError",
-                                           "WriteFailed",
-                                           "SetTimer",
-                                           "CancelTimer",
-                                           "LogText",
-                                           "UseMembers",
-                                           "ExitNow",
-                                           "Stage",
-                                           "Pull",
-                                           "Verify",
-                                           "DeleteShards",
-                                           "Compare",
-                                           "CancelTask"};
-  static_assert(std::variant_size_v<NodeAction::Any> == std::size(kNames));
-  return kNames[action.index()];
-}
 
 std::optional<TaskId> TaskOf(const NodeAction::Any& action) {
   if (const auto* a = std::get_if<NodeAction::Stage>(&action)) return a->task;
@@ -257,7 +222,7 @@ void TestCluster::CarryOut(size_t host, const NodeActions& actions) {
       KillAgent(host);
       return;
     }
-    const char* name = NameOfAction(actions[i]);
+    const std::string name(ActionName(actions[i]));
     trace_ += fmt::format("{} {} {}\n", now_.time_since_epoch().count(), at(host).name, name);
     bool ok = true;
     // A task that is to fail does so when it ends; an ordered action fails at once.

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/mutation.h"
+#include "core/action_names.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
 
@@ -190,7 +191,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
       std::find(e.skipped.begin(), e.skipped.end(), release_task_) != e.skipped.end();
   if (release) release_task_ = 0;
   TakeBackSkipped(e);
-  if (e.action == "WriteFailed") {
+  if (e.action == kActionName<NodeAction::WriteFailed>) {
     // The client must at least not wait for its yaml to go.
     if (config_stands_) RemoveConfig();
     Log(Severity::kError, text);
@@ -200,8 +201,10 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
     // The job is not running yet, and can't be started.
     Fail(text);
   } else {
-    if (e.action != "WriteError") WriteError(text);
-    if (e.action == "PersistState") Arm(kPersistTimer, options_.timings.retry_pause);
+    if (e.action != kActionName<NodeAction::WriteError>) WriteError(text);
+    if (e.action == kActionName<NodeAction::PersistState>) {
+      Arm(kPersistTimer, options_.timings.retry_pause);
+    }
   }
 }
 

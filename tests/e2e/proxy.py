@@ -21,6 +21,9 @@ class Proxy:
         self.flip_bit = 0
         self._once = None
         self.flipped = threading.Event()
+        self.hide_ends = False  # whoever connected may vanish: the agent isn't told
+        self.cut_after = None
+        self.cuts = 0
         self.hold_after = None
         self.holding = threading.Event()
         self._may_pass = threading.Event()
@@ -42,6 +45,11 @@ class Proxy:
         with self._lock:
             self.hold_after = None
             self._may_pass.set()
+
+    def cut(self, after):
+        """The connection on which the byte after `after` more bytes comes ends before it."""
+        with self._lock:
+            self.cut_after = self.sent + after
 
     def flip(self, after, bit, once=None):
         """One bit of the byte that comes after `after` more bytes is flipped, once; proxies that
@@ -91,6 +99,8 @@ class Proxy:
                 target.sendall(self._touch(data) if touch else data)
         except OSError:
             pass
+        if self.hide_ends and not touch:
+            return
         for s in (source, target):  # both ways end together, as a broken connection does
             try:
                 s.shutdown(socket.SHUT_RDWR)
@@ -106,6 +116,10 @@ class Proxy:
             self._may_pass.wait()
         with self._lock:
             start = self.sent
+            if self.cut_after is not None and start + len(data) > self.cut_after:
+                self.cut_after = None
+                self.cuts += 1
+                raise OSError("cut")
             self.sent += len(data)
             if self.flip_at is not None and start <= self.flip_at < self.sent:
                 if self._once.acquire(blocking=False):

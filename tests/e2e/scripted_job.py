@@ -105,6 +105,7 @@ class Job:
         self.peers, self.peer_ranks = peers, peer_ranks
         self.data_parallelism = data_parallelism
         self.data = data or self._data
+        self.kinds = {}  # by rank: clients that aren't of the job's framework
         self.saved = None
         self.volumes = {}
 
@@ -121,9 +122,10 @@ class Job:
         restored. Its failure is the first process's failure."""
         ranks = list(ranks or range(len(self.nodes)))
         self.ranked = {rank: node for node, rank in zip(self.nodes, ranks, strict=True)}
-        kind = OrbaxVolume if self.framework == "orbax" else volume_lib.TorchVolume
+        common = OrbaxVolume if self.framework == "orbax" else volume_lib.TorchVolume
         self.volumes = {}
         for rank, node in sorted(self.ranked.items()):
+            kind = self.kinds.get(rank, common)
             self.volumes[rank] = kind(node.volume, poll=0.01, limit=limit)
             self.volumes[rank].data_parallelism = self.data_parallelism
         pool = concurrent.futures.ThreadPoolExecutor(len(self.nodes))
