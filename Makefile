@@ -2,7 +2,7 @@
 BUILD := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo demo-torch demo-negative test sim fuzz bench check clean
+.PHONY: help deps build demo demo-torch demo-negative test sim fuzz soak bench check clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ sim: build ## Runs RUNS schedules of simulated clusters (default 1000), from SEE
 
 fuzz: deps ## Fuzzes every decoder for MINUTES (default 10); stops at what breaks one
 	@MINUTES=$(or $(MINUTES),10) scripts/fuzz.sh
+
+soak: build ## A job on real agents, one fault after the other, for MINUTES (default 60); SEED repeats
+	@python3 tests/soak/soak.py --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED))
 
 bench: build ## Measures the speed aims against limits found in the same run
 	@scripts/bench.sh

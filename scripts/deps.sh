@@ -10,7 +10,7 @@ packages=(
   # Checking
   clang-format clang-tidy-16 clang-16 libclang-rt-16-dev
   # Tests, demo and benchmarks
-  python3 python3-venv iperf3 util-linux openssl e2fsprogs
+  python3 python3-venv iperf3 util-linux iproute2 openssl e2fsprogs
   # Libraries
   libssl-dev protobuf-compiler libprotobuf-dev libcpp-httplib-dev libyaml-cpp-dev
   nlohmann-json3-dev libcli11-dev libfmt-dev libexpected-dev libxxhash-dev
