@@ -72,11 +72,11 @@ class Story:
             node.start()
         self.wait(lambda: all(n.status() for n in nodes or self.cluster.nodes), "agents to be up")
 
-    def start_job(self, expected, **options):
+    def start_job(self, expected, check=True, **options):
         finish = self.job.begin(**options)
         self.wait(lambda: all(run.done() for run in finish.runs), "the job to start")
         assert finish() == expected
-        if expected is not None:
+        if expected is not None and check:
             self.job.check_restored(expected)
 
     def save(self, step):
@@ -209,7 +209,7 @@ def divergent(story):
     story.start_job(None)
     story.save(1)
     story.check_end(1)
-    story.start_job(1)
+    story.start_job(1, check=False)  # one replica's bytes for all
 
 
 STORIES = [life, other_ranks, refused, empty_file, vanished, divergent]
