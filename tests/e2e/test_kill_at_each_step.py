@@ -212,7 +212,19 @@ def divergent(story):
     story.start_job(1, check=False)  # one replica's bytes for all
 
 
-STORIES = [life, other_ranks, refused, empty_file, vanished, divergent]
+def useless_save(story):
+    """Step 0 means "no checkpoint" to these clients: a save of it is removed."""
+    story.start()
+    story.start_job(None)
+    story.job.write(0)
+    story.wait(lambda: not any(os.path.exists(os.path.join(n.volume, "0"))
+                               for n in story.cluster.nodes), "step 0 to be removed")
+    story.save(1)
+    story.start_job(1)
+    story.check_end(1)
+
+
+STORIES = [life, other_ranks, refused, empty_file, vanished, divergent, useless_save]
 
 
 @pytest.fixture(scope="module")
