@@ -2,7 +2,7 @@
 BUILD := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo demo-torch demo-negative test sim fuzz soak bench check clean
+.PHONY: help deps build demo demo-torch demo-negative test sim fuzz soak bench check guards clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +40,11 @@ bench: build ## Measures the speed aims against limits found in the same run
 check: build ## Format, folder and size rules, clang-tidy on a part that changes daily
 	@scripts/check_format.sh
 	@scripts/check_folders.py
+	@scripts/check_weaknesses.py
 	@scripts/tidy.sh --sample 6
+
+guards: build ## Takes ten guards out of a copy of the source, one by one: a test must notice each
+	@scripts/guards.py --count 10
 
 clean: ## Removes build/
 	@rm -rf build

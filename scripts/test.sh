@@ -54,6 +54,7 @@ stage deps "scripts/deps.sh" scripts/deps.sh
 stage "build (release)" "make build" build release all
 stage format "scripts/check_format.sh" scripts/check_format.sh
 stage folders "scripts/check_folders.py" scripts/check_folders.py
+stage weaknesses "scripts/check_weaknesses.py" scripts/check_weaknesses.py
 stage "unit tests (release)" "ctest --preset release -L unit" unit_tests release
 if [[ $sanitizer != none ]]; then
   export ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1

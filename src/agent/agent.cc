@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 #include "agent/metrics.h"
 #include "agent/node_host.h"
 #include "agent/threaded_runtime.h"
+#include "base/check.h"
 #include "base/log_sinks.h"
 #include "format/messages.h"
 #include "io/clock.h"
@@ -56,6 +58,16 @@ std::string RandomToken(RandomSource& random) {
   std::string token(32, '\0');
   random.Fill(token.data(), token.size());
   return token;
+}
+
+// How many files this process may have open, now as many as it is ever allowed: the usual soft
+// limit is meant for programs that use select.
+uint64_t RaiseFileLimit() {
+  struct rlimit limit;
+  TK_CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = limit.rlim_max;
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : before;
 }
 
 Status LockAlone(int fd, const std::string& what) {
@@ -219,6 +231,9 @@ Status Agent::StartControl() {
   options.network.listen_host = settings_.listen;
   options.network.listen_port = settings_.control_port;
   options.network.tls = tls_;
+  // Strangers must leave enough for the files of a save and for the data port.
+  options.network.connections_max = static_cast<uint32_t>(
+      std::min<uint64_t>(options.network.connections_max, RaiseFileLimit() / 2));
   control_ = std::make_unique<ControlPlane>(
       std::move(options), &runtime_, &clock_, &random_, &metrics_, logger_,
       [this](const std::string& job) {
@@ -309,6 +324,7 @@ StatusInputs Agent::Snapshot() {
       in.coordinating = control_->CoordinatorStatus(in.node.config->job);
       in.progress = control_->Progress(in.node.config->job);
     }
+    in.node.dropped_messages += control_->dropped_messages();
     in.restore = node_->restore_times();
     in.clock_skews = control_->clock_skews();
     if (const auto at = node_->last_commit_at()) {

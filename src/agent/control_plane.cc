@@ -86,7 +86,14 @@ void ControlPlane::NoteClock(const control::Envelope& message) {
 void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame) {
   auto message = DecodeEnvelope(frame);
   if (!message.ok()) {
-    logger_.Warning("dropped a control message: {}", message.error().ToString());
+    constexpr Duration kPause = 1s;  // strangers must not fill the log
+    const Instant now = clock_->Now();
+    const uint64_t count = ++malformed_;
+    if (spoke_of_malformed_ == Instant::min() || now - spoke_of_malformed_ >= kPause) {
+      spoke_of_malformed_ = now;
+      logger_.Warning("dropped a control message, the {}. so far: {}", count,
+                      message.error().ToString());
+    }
     network_->Close(connection);
     return;
   }
@@ -100,6 +107,7 @@ void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame
   if (it->second.empty()) it->second = message->job();
   const std::string job = message->job();
   if (job != it->second || !hosts_.contains(job)) {
+    ++strangers_messages_;
     control::Envelope answer;
     answer.set_job(job);
     answer.set_sender(options_.node_name);
@@ -226,6 +234,16 @@ std::optional<control::JobStatus> ControlPlane::CoordinatorStatus(const std::str
   return it->second.machine->status();
 }
 
+uint64_t ControlPlane::rejected_frames() const {
+  return malformed_ + (network_ ? network_->rejected_frames() : 0);
+}
+
+uint64_t ControlPlane::dropped_messages() const {
+  uint64_t dropped = strangers_messages_ + dropped_by_former_;
+  for (const auto& [job, host] : hosts_) dropped += host.machine->dropped_messages();
+  return dropped;
+}
+
 std::vector<RankProgress> ControlPlane::Progress(const std::string& job) const {
   const auto it = hosts_.find(job);
   return it == hosts_.end() ? std::vector<RankProgress>() : it->second.machine->progress();
@@ -336,6 +354,7 @@ void ControlPlane::Remove(const std::string& job, const std::string& reason) {
   if (it == hosts_.end()) return;
   it->second.logger.Warning("no longer coordinator of job {}: {}", job, reason);
   loop_->CancelTimersOf(it->second.owner);
+  dropped_by_former_ += it->second.machine->dropped_messages();
   hosts_.erase(it);
   for (const auto& [connection, of] : accepted_) {
     if (of == job) network_->Close(connection);

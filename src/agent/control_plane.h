@@ -4,6 +4,7 @@
 // Threads: the loop's only, except where said. Network callbacks are posted to the loop.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -59,7 +60,10 @@ class ControlPlane : private FrameHandler {
   // Seconds by which other agents' wall clocks are ahead of ours, by node: of those whose messages
   // came over the network. As true as a message is quick.
   const std::map<std::string, double>& clock_skews() const { return clock_skews_; }
-  uint64_t rejected_frames() const { return network_ ? network_->rejected_frames() : 0; }
+  // Malformed ones, and connections that never got to a whole one. Any thread.
+  uint64_t rejected_frames() const;
+  // What was of another job, run or epoch for the coordinators here, or for none of them.
+  uint64_t dropped_messages() const;
 
  private:
   struct Host {
@@ -107,6 +111,10 @@ class ControlPlane : private FrameHandler {
   std::string local_job_;  // set while the node speaks to a machine in this process
   std::map<std::string, double> clock_skews_;
   std::unique_ptr<WorkQueue> slow_;  // rendezvous calls
+  std::atomic<uint64_t> malformed_{0};
+  Instant spoke_of_malformed_ = Instant::min();
+  uint64_t strangers_messages_ = 0;  // for jobs that no machine here coordinates
+  uint64_t dropped_by_former_ = 0;   // by coordinators that are gone
   std::unique_ptr<FrameNetwork> network_;
 };
 

@@ -7,7 +7,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Metrics, OperationsCarryMethodFrameworkAndRealStatus) {
+TEST(Metrics, F1_F2_OperationsCarryMethodFrameworkAndRealStatus) {
   Metrics metrics;
   metrics.ObserveOperation("CheckpointReplicationTotal", "orbax", OkStatus(), 700ms);
   metrics.ObserveOperation("CheckpointReplication", "orbax", Error(Code::kDeadlineExceeded, "late"),
@@ -21,7 +21,7 @@ TEST(Metrics, OperationsCarryMethodFrameworkAndRealStatus) {
                               "\"CheckpointReplication\",le=\"30\"} 1"));
 }
 
-TEST(Metrics, GaugesFollowTheSnapshotAndTotalsNeverFall) {
+TEST(Metrics, F7_GaugesFollowTheSnapshotAndTotalsNeverFall) {
   Metrics metrics;
   EXPECT_THAT(metrics.Text({}), HasSubstr("tierkeep_last_committed_step -1"));
   MetricsSnapshot s;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -148,7 +149,9 @@ class NodeHost {
   Framework save_framework_ = Framework::kOrbax;
   std::string save_job_;
   std::set<uint64_t> reported_inodes_;  // saves told to the machine: each once
-  std::map<std::string, std::unique_ptr<DirWatch>> half_made_;  // steps made by mkdir in place
+  // Steps made by mkdir in place, the oldest first.
+  std::list<std::pair<std::string, std::unique_ptr<DirWatch>>> half_made_;
+  std::atomic<bool> config_to_read_{false};  // a reading is on its way
 
   std::unique_ptr<WorkQueue> tasks_queue_;
   std::unique_ptr<WorkQueue> ordered_;

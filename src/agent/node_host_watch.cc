@@ -3,6 +3,12 @@
 #include "base/mutation.h"
 
 namespace tierkeep {
+namespace {
+
+// Directories made in place that are watched at a time: each costs a thread and descriptors.
+constexpr size_t kHalfMadeMax = 16;
+
+}  // namespace
 
 void NodeHost::OnChange(const DirChange& change) {
   using Kind = DirChange::Kind;
@@ -16,13 +22,23 @@ void NodeHost::OnChange(const DirChange& change) {
     return;
   }
   if (change.name == kConfigName) {
-    // One made in place is read when its writer closes it.
-    if (change.kind != Kind::kCreated) ordered_->Submit([this] { ReadConfigNow(); });
+    // One that is written without an end must not fill the queue.
+    if (change.kind != Kind::kCreated && config_to_read_.exchange(true)) return;
+    ordered_->Submit([this, made = change.kind == Kind::kCreated] {
+      if (!made) config_to_read_ = false;
+      // One made in place is read when its writer closes it. What nobody will close is looked at
+      // now: a link, pipe or directory, or a further name of a file.
+      const auto stat = parts_.store->client().Stat(kConfigName);
+      const bool in_writing =
+          made && stat.ok() && stat->type == FileType::kFile && stat->links == 1;
+      if (!in_writing) ReadConfigNow();
+    });
   } else if (change.name == kJaxInitName) {
     if (change.kind == Kind::kMovedIn || change.kind == Kind::kWritten) {
       ordered_->Submit([this] { ReadJaxInit(); });
     }
-  } else if (change.kind != Kind::kGone) {
+  } else if (change.kind != Kind::kGone &&
+             (ParseStepName(change.name) || ParseWorkerName(change.name, ".save"))) {
     const bool in_place = change.kind == Kind::kCreated;
     ordered_->Submit([this, name = change.name, in_place] { ReportSave(name, in_place); });
   }
@@ -85,6 +101,7 @@ void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
     const bool complete =
         parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok();
     if (!complete) {
+      half_made_.remove_if([&](const auto& made) { return made.first == name; });
       auto inner = parts_.runtime->Watch(
           parts_.volume_path + "/" + name, [this, name](const DirChange& change) {
             if (change.name == kCommitSuccessName && change.kind != DirChange::Kind::kGone) {
@@ -92,7 +109,9 @@ void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
             }
           });
       if (inner.ok()) {
-        half_made_[name] = std::move(*inner);
+        half_made_.emplace_back(name, std::move(*inner));
+        // The job's next start finds what isn't watched any more.
+        if (half_made_.size() > kHalfMadeMax) half_made_.pop_front();
         // It may have been finished before the watch began.
         if (!parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok()) return;
       } else {
@@ -100,7 +119,7 @@ void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
       }
     }
   }
-  half_made_.erase(name);
+  half_made_.remove_if([&](const auto& made) { return made.first == name; });
   if (!reported_inodes_.insert(stat->inode).second) return;
   Post(NodeEvent::SaveSeen{save.name, save.step, save.worker, save.rank});
 }

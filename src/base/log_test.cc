@@ -15,7 +15,7 @@ TEST(EscapeForLog, KeepsPlainTextAndUtf8) {
   EXPECT_EQ(EscapeForLog(""), "");
 }
 
-TEST(EscapeForLog, EscapesWhatCouldForgeALine) {
+TEST(EscapeForLog, D12_EscapesWhatCouldForgeALine) {
   EXPECT_EQ(EscapeForLog("a\nb\r\tc\x1b[31m\x7f"), "a\\x0ab\\x0d\\x09c\\x1b[31m\\x7f");
   EXPECT_EQ(EscapeForLog(std::string_view("\0", 1)), "\\x00");
   EXPECT_EQ(EscapeForLog("\u0085\u2028\u202e\u2066"),

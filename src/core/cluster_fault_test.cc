@@ -63,7 +63,7 @@ TEST(ClusterFault, ABadCopyIsReplacedFromThePeer) {
   EXPECT_TRUE(cluster.Logged("is bad: bytes differ"));
 }
 
-TEST(ClusterFault, WithoutAnyGoodCopyAllFallBackToTheOlderGeneration) {
+TEST(ClusterFault, A2_WithoutAnyGoodCopyAllFallBackToTheOlderGeneration) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   cluster.CutData(0, 1);
@@ -98,7 +98,7 @@ TEST(ClusterFault, AllLostIsSaidLoudlyAndTheJobStartsAnew) {
   EXPECT_EQ(cluster.CopiesOf(OwnDigest(&cluster, 0, 0, 10)), 2U);
 }
 
-TEST(ClusterFault, AnUnreadablePartOfAStoreStopsTheDecision) {
+TEST(ClusterFault, A4_AnUnreadablePartOfAStoreStopsTheDecision) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   control::Unreadable item;
@@ -115,7 +115,7 @@ TEST(ClusterFault, AnUnreadablePartOfAStoreStopsTheDecision) {
 
 // ---- replication that fails ------------------------------------------------------------------
 
-TEST(ClusterFault, AFullPeerKeepsTheOlderGenerationEverywhere) {
+TEST(ClusterFault, A1_AFullPeerKeepsTheOlderGenerationEverywhere) {
   TestCluster cluster({.hosts = 4, .world = {.nodes = 4}});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   const std::vector<Blake3> older = cluster.NewestDigests();
@@ -156,7 +156,7 @@ TEST(ClusterFault, AFailedRecordKeepsTheOlderGenerationThere) {
   EXPECT_EQ(cluster.store(1).size(), 2U);
 }
 
-TEST(ClusterFault, ASaveThatOneNodeSkipsIsDroppedByAll) {
+TEST(ClusterFault, B8_ASaveThatOneNodeSkipsIsDroppedByAll) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   cluster.Save(0, 20);
@@ -209,7 +209,7 @@ TEST(ClusterFault, TheSameStepTwiceIsTwoSaves) {
 }
 
 // The last step of a release, its links, can fail: then the job is told, and a new yaml helps.
-TEST(ClusterFault, AReleaseThatFailsIsToldToTheJob) {
+TEST(ClusterFault, B16_AReleaseThatFailsIsToldToTheJob) {
   for (const char* action : {"PersistState", "WritePrerestore", "PlaceLink"}) {
     TestCluster cluster({.hosts = 2});
     ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
@@ -237,7 +237,7 @@ TEST(ClusterFault, AStoppedAgentSaysSoAndGoesOnLater) {
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
 }
 
-TEST(ClusterFault, DisagreeingReplicasAreCopiedForReal) {
+TEST(ClusterFault, A10_DisagreeingReplicasAreCopiedForReal) {
   TestCluster cluster({.hosts = 4, .world = {.nodes = 4, .data_parallelism = 2}});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   EXPECT_EQ(cluster.pulls(), 0U);
@@ -283,7 +283,7 @@ TEST(ClusterFault, WithoutACoordinatorTheNodeSaysSo) {
   EXPECT_TRUE(AnyFailed(&cluster, 2, "no run of the job was found"));
 }
 
-TEST(ClusterFault, DisagreeingYamlsFailOnAllNodesAndNameBoth) {
+TEST(ClusterFault, B3_DisagreeingYamlsFailOnAllNodesAndNameBoth) {
   TestCluster cluster({.hosts = 2});
   cluster.StartClient(0, 0);
   JobConfig config;
@@ -312,7 +312,7 @@ TEST(ClusterFault, ARankClaimedTwiceGoesToTheLaterOne) {
   EXPECT_FALSE(cluster.client(1).released);
 }
 
-TEST(ClusterFault, AStrangerDoesNotEndARun) {
+TEST(ClusterFault, C12_AStrangerDoesNotEndARun) {
   TestCluster cluster({.hosts = 3});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   cluster.StartClient(2, 1);
@@ -335,7 +335,7 @@ TEST(ClusterFault, ARankThatMovesToANewHostEndsTheRunOnceAllHaveComeAnew) {
   EXPECT_GT(cluster.client(2).digest, Blake3());
 }
 
-TEST(ClusterFault, ABadYamlFailsAndAnEmptyOneResets) {
+TEST(ClusterFault, B14_ABadYamlFailsAndAnEmptyOneResets) {
   TestCluster cluster({.hosts = 1, .world = {.nodes = 1}});
   cluster.SendYaml(0, Result<ParsedConfig>(Error(Code::kInvalidArgument, "nodes: -3")));
   ASSERT_RUNS_UNTIL(cluster, !cluster.client(0).failed.empty());
@@ -393,7 +393,7 @@ TEST(ClusterFault, AnIdleAgentThatWasRestartedIsFoundAsAHolder) {
 
 // ---- resuming --------------------------------------------------------------------------------
 
-TEST(ClusterFault, AllAgentsRestartedInMidRunGoOn) {
+TEST(ClusterFault, A23_AllAgentsRestartedInMidRunGoOn) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   const RunId run = cluster.status(0).run;
@@ -405,7 +405,7 @@ TEST(ClusterFault, AllAgentsRestartedInMidRunGoOn) {
   EXPECT_EQ(cluster.generations(0)[0].save_number(), 2U);
 }
 
-TEST(ClusterFault, AMemberThatLostItsCopiesInMidRunGetsThemBack) {
+TEST(ClusterFault, A20_AMemberThatLostItsCopiesInMidRunGetsThemBack) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   cluster.KillAgent(1);

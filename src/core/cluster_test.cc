@@ -96,7 +96,7 @@ TEST(Cluster, ACompleteSaveThatWasNotCommittedIsRestored) {
   EXPECT_EQ(cluster.client(0).step, 20U) << LogOf(cluster);
 }
 
-TEST(Cluster, ASaveThatWasNotEvenTakenIsAdopted) {
+TEST(Cluster, A5_ASaveThatWasNotEvenTakenIsAdopted) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
   for (size_t i = 0; i < 2; ++i) cluster.KillAgent(i);

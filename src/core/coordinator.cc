@@ -19,6 +19,7 @@ CoordinatorActions CoordinatorMachine::Step(Instant now, const CoordinatorEvent:
 }
 control::JobStatus CoordinatorMachine::status() const { return impl_->status(); }
 std::vector<RankProgress> CoordinatorMachine::progress() const { return impl_->progress(); }
+uint64_t CoordinatorMachine::dropped_messages() const { return impl_->dropped_messages(); }
 const std::string& CoordinatorMachine::job() const { return impl_->job(); }
 
 CoordinatorMachine::Impl::Impl(CoordinatorOptions options)

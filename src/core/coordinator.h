@@ -39,6 +39,7 @@ class CoordinatorMachine {
   CoordinatorActions Step(Instant now, const CoordinatorEvent::Any& event);
   control::JobStatus status() const;
   std::vector<RankProgress> progress() const;  // by rank
+  uint64_t dropped_messages() const;           // of another job, run or epoch, or no member's
   const std::string& job() const;
 
  private:

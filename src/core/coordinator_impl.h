@@ -26,6 +26,7 @@ class CoordinatorMachine::Impl {
   CoordinatorActions Step(Instant now, const CoordinatorEvent::Any& event);
   control::JobStatus status() const;
   std::vector<RankProgress> progress() const;
+  uint64_t dropped_messages() const { return dropped_messages_; }
   const std::string& job() const { return options_.settings.job(); }
 
  private:

@@ -98,7 +98,7 @@ void Sweep(const Case& c) {
 }
 
 TEST(Crash, OfAMemberAtAnyPoint) { Sweep({.victim = 1, .wipe = false}); }
-TEST(Crash, OfTheCoordinatorAtAnyPoint) { Sweep({.victim = 0, .wipe = false}); }
+TEST(Crash, B1_OfTheCoordinatorAtAnyPoint) { Sweep({.victim = 0, .wipe = false}); }
 TEST(Crash, WithItsRamAtAnyPoint) { Sweep({.victim = 2, .wipe = true}); }
 TEST(Crash, OfTheCoordinatorWithItsRamAtAnyPoint) { Sweep({.victim = 0, .wipe = true}); }
 

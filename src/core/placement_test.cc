@@ -39,7 +39,7 @@ TEST(Placement, ExplicitPeersWinAndEmptyOnesDoNot) {
   EXPECT_EQ(lists, (Lists{{3}, {0}, {3}, {2}}));
 }
 
-TEST(Placement, IsAlwaysDistinctCompleteAndBalanced) {
+TEST(Placement, A12_IsAlwaysDistinctCompleteAndBalanced) {
   EXPECT_TRUE(rc::check("placement", [] {
     const auto partitions = *rc::gen::inRange<uint32_t>(1, 9);
     const auto nodes = partitions * *rc::gen::inRange<uint32_t>(1, 13);

@@ -83,7 +83,7 @@ TEST(Protection, WhatIsKnownToDifferIsNamedBesideWhatIsNotKnown) {
                   .copies_needed);
 }
 
-TEST(Protection, DataParallelismOfOneIsNone) {
+TEST(Protection, A9_DataParallelismOfOneIsNone) {
   const ProtectionPlan plan =
       PlanOf({.framework = Framework::kOrbax, .nodes = 2, .data_parallelism = 1}, {1, 2});
   EXPECT_TRUE(plan.copies_needed);

@@ -110,7 +110,7 @@ TEST(RestoreChoice, SkipsASaveThatOneNodeLacks) {
   EXPECT_EQ(cluster.Chosen().step, 5U);
 }
 
-TEST(RestoreChoice, RollingBackWinsOverAHigherStep) {
+TEST(RestoreChoice, C8_RollingBackWinsOverAHigherStep) {
   Cluster cluster(kTwo);
   cluster.Save({kRun, 900, 1}, 9);
   cluster.Commit({kRun, 900, 1}, 9, 9);
@@ -156,7 +156,7 @@ TEST(RestoreChoice, SaysWhatWasLostAndThatAHolderMayHaveIt) {
   EXPECT_NE(answer.reason.find("rank 0"), std::string::npos) << answer.reason;
 }
 
-TEST(RestoreChoice, OtherWorldShapesDoNotCount) {
+TEST(RestoreChoice, C1_OtherWorldShapesDoNotCount) {
   Cluster cluster(kTwo);
   cluster.Save({kRun, 5, 1}, 1);
   for (auto* inventory : {&cluster.at(0), &cluster.at(1)}) {
@@ -165,7 +165,7 @@ TEST(RestoreChoice, OtherWorldShapesDoNotCount) {
   EXPECT_EQ(cluster.Choose().kind, RestoreAnswer::Kind::kNone);
 }
 
-TEST(RestoreChoice, StepZeroIsRealForOrbaxOnly) {
+TEST(RestoreChoice, B5_StepZeroIsRealForOrbaxOnly) {
   for (const Framework framework : {Framework::kOrbax, Framework::kPytorchDistributed}) {
     Cluster cluster({.framework = framework, .nodes = 2});
     cluster.Save({kRun, 0, 1}, 1);
@@ -174,7 +174,7 @@ TEST(RestoreChoice, StepZeroIsRealForOrbaxOnly) {
   }
 }
 
-TEST(RestoreChoice, RefusesRunsOfOneSequenceNumber) {
+TEST(RestoreChoice, C5_RefusesRunsOfOneSequenceNumber) {
   Cluster cluster(kTwo);
   cluster.Save({TestRun(30, 1), 7, 1}, 1);
   cluster.Save({TestRun(30, 2), 8, 1}, 1);
@@ -195,7 +195,7 @@ void GiveReplicas(Cluster* cluster, const SaveKey& save, uint64_t ordinal, Rank 
   }
 }
 
-TEST(RestoreChoice, AnEqualReplicaStandsIn) {
+TEST(RestoreChoice, C6_AnEqualReplicaStandsIn) {
   Cluster cluster(kSquare);
   GiveReplicas(&cluster, {kRun, 5, 1}, 1);
   cluster.Wipe(0);

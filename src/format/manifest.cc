@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "base/log.h"
+#include "base/escape_name.h"
 #include "format/volume_names.h"
 
 namespace tierkeep {
@@ -29,7 +29,7 @@ constexpr size_t kChunkEncodedMin = 1 + Xxh128::kSize;
 Error Invalid(std::string what) { return Error(Code::kInvalidArgument, std::move(what)); }
 
 Error InvalidEntry(const ManifestEntry& e, std::string_view rule) {
-  return Invalid(fmt::format("manifest: entry '{}': {}", EscapeForLog(e.path, 200), rule));
+  return Invalid(fmt::format("manifest: entry '{}': {}", EscapeName(e.path, 200), rule));
 }
 
 // ---- rules -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 
+#include "base/escape_name.h"
 #include "format/format_testutil.h"
 
 namespace tierkeep {

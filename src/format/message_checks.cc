@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "base/log.h"
+#include "base/escape_name.h"
 #include "format/messages.h"
 #include "format/volume_names.h"
 
@@ -40,7 +40,7 @@ Status CheckDigests(const List& digests, std::string_view field) {
 
 Status CheckNodeName(const std::string& name, std::string_view field) {
   if (IsValidNodeName(name)) return OkStatus();
-  return Bad("{} '{}' is no node name", field, EscapeForLog(name, 64));
+  return Bad("{} '{}' is no node name", field, EscapeName(name, 64));
 }
 
 template <typename List>
@@ -61,7 +61,7 @@ Status CheckNumber(uint64_t value, std::string_view field) {
 
 Status CheckJob(const std::string& found, const std::string& job) {
   if (found == job) return OkStatus();
-  return Bad("job is '{}', not the sender's '{}'", EscapeForLog(found, 64), EscapeForLog(job, 64));
+  return Bad("job is '{}', not the sender's '{}'", EscapeName(found, 64), EscapeName(job, 64));
 }
 
 Status CheckRun(const control::RunId& run, std::string_view field, Presence presence) {
@@ -512,7 +512,7 @@ std::string BodyName(const control::Envelope& e) {
 
 Status CheckEnvelope(const control::Envelope& envelope) {
   if (!IsValidJobName(envelope.job())) {
-    return Bad("message: job '{}' is no job name", EscapeForLog(envelope.job(), 64));
+    return Bad("message: job '{}' is no job name", EscapeName(envelope.job(), 64));
   }
   TK_RETURN_IF_ERROR(CheckNodeName(envelope.sender(), "message: sender"));
   TK_RETURN_IF_ERROR(CheckRun(envelope.run(), "message: run", Presence::kOptional));

@@ -371,7 +371,7 @@ TEST(Messages, DamagedBytesGiveAnAnswer) {
   EXPECT_GT(accepted, 0);  // some changes fall on values that may be anything
 }
 
-TEST(Messages, RandomBytesGiveAnAnswer) {
+TEST(Messages, B2_RandomBytesGiveAnAnswer) {
   const uint64_t seed = TestSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Prng prng(seed);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/escape_name.h"
 #include "format/ocdbt_codec.h"
 
 namespace tierkeep {
@@ -132,15 +133,17 @@ Result<std::optional<Manifest>> Walker::ReadNumbered(const Manifest& top) {
     auto manifest = ocdbt::DecodeManifest(std::move(*bytes), decode_limits_);
     if (!manifest.ok()) return manifest.error().With(Join(dir_, name));
     if (manifest->kind != Manifest::Kind::kSingle || manifest->config != top.config) {
-      return Corrupt(Join(dir_, name) + ": its configuration is not that of manifest.ocdbt");
+      return Corrupt(EscapeName(Join(dir_, name)) +
+                     ": its configuration is not that of manifest.ocdbt");
     }
     if (manifest->latest.generation != generation) {
-      return Corrupt(fmt::format("{}: its latest generation is {:x}", Join(dir_, name),
+      return Corrupt(fmt::format("{}: its latest generation is {:x}", EscapeName(Join(dir_, name)),
                                  manifest->latest.generation));
     }
     return std::optional<Manifest>(std::move(*manifest));
   }
-  return Error(Code::kAborted, Join(dir_, "manifest.*") + ": every listed manifest was gone");
+  return Error(Code::kAborted,
+               EscapeName(Join(dir_, "manifest.*")) + ": every listed manifest was gone");
 }
 
 Result<OcdbtSummary> Walker::Run() {
@@ -182,7 +185,7 @@ Status Walker::Push(Place place) {
   TK_RETURN_IF_ERROR(ocdbt::CheckDataPath(place.file.path));
   const std::string path = Join(dir_, place.file.path);
   const Reference& at = place.reference;
-  const auto where = [&] { return fmt::format("{}, node at {}", path, at.offset); };
+  const auto where = [&] { return fmt::format("{}, node at {}", EscapeName(path), at.offset); };
   if (at.length > limits_.node_bytes_max) {
     return Error(Code::kResourceExhausted, fmt::format("{}: {} bytes long", where(), at.length));
   }
@@ -215,7 +218,8 @@ Result<std::string> Walker::FullKey(const Frame& frame, std::string_view relativ
   std::string key = place.prefix;
   key += relative_key;
   if (key < place.lower || (place.upper.has_value() && key >= *place.upper)) {
-    return Corrupt(fmt::format("{}: a key is outside of its node's range", place.file.path));
+    return Corrupt(
+        fmt::format("{}: a key is outside of its node's range", EscapeName(place.file.path)));
   }
   return key;
 }
@@ -288,7 +292,7 @@ void Walker::Pop() {
     const Statistics& claimed = frame.place.claimed;
     summary_.warnings.push_back(fmt::format(
         "{}, node at {}: {} keys, {} tree bytes, {} value bytes; its referrer says {}, {}, {}",
-        Join(dir_, frame.place.file.path), frame.place.reference.offset, found.keys,
+        EscapeName(Join(dir_, frame.place.file.path)), frame.place.reference.offset, found.keys,
         found.tree_bytes, found.indirect_value_bytes, claimed.keys, claimed.tree_bytes,
         claimed.indirect_value_bytes));
   }
@@ -322,7 +326,7 @@ Result<OcdbtListing> ListOcdbt(OcdbtFiles& files, const std::string& database_di
     }
     if (listed_bytes > limits.listed_bytes_max) {
       return Error(Code::kResourceExhausted,
-                   fmt::format("{}: its keys take too much memory", database_dir));
+                   fmt::format("{}: its keys take too much memory", EscapeName(database_dir)));
     }
     listing.entries.push_back(std::move(entry));
     return OkStatus();
@@ -345,10 +349,11 @@ Status ReadOcdbtValue(OcdbtFiles& files, const OcdbtEntry& entry, uint64_t piece
     const uint64_t want = std::min(piece_bytes, location.length - at);
     auto bytes = files.ReadRange(location.path, location.offset + at, want);
     if (!bytes.ok() && bytes.error().code() == Code::kNotFound) {
-      return Corrupt(location.path + ": the file is missing");
+      return Corrupt(EscapeName(location.path) + ": the file is missing");
     }
     if (!bytes.ok()) return bytes.error().With(location.path);
-    if (bytes->size() != want) return Corrupt(location.path + ": the file is too short");
+    if (bytes->size() != want)
+      return Corrupt(EscapeName(location.path) + ": the file is too short");
     sink(*bytes);
     at += want;
   }

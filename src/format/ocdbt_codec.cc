@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/digest.h"
+#include "base/escape_name.h"
 
 namespace tierkeep::ocdbt {
 namespace {
@@ -327,7 +328,7 @@ Status CheckDataPath(std::string_view path) {
     const size_t slash = std::min(path.find('/', at), path.size());
     const std::string_view part = path.substr(at, slash - at);
     if (part.empty() || part == "." || part == "..") {
-      return Corrupt("data file path \"{}\" is not a plain relative path", path);
+      return Corrupt("data file path \"{}\" is not a plain relative path", EscapeName(path));
     }
     at = slash + 1;
   }

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/escape_name.h"
 #include "base/log.h"
 #include "format/legacy_names.h"
 #include "format/volume_names.h"
@@ -39,17 +40,17 @@ void AppendU64(std::string& out, uint64_t value) {
 // "state: the value of b'w/c/0/0'", without a verb.
 std::string Subject(const LogicalLine& line) {
   const std::string item =
-      line.item.empty() ? "the step directory" : EscapeForLog(line.item, kNameShownMax);
+      line.item.empty() ? "the step directory" : EscapeName(line.item, kNameShownMax);
   switch (line.kind) {
     case Kind::kItem:
       return fmt::format("the array store {}", item);
     case Kind::kValue:
       return fmt::format("{}: the value of {}", item,
-                         EscapeForLog(PythonBytesRepr(line.name), kNameShownMax));
+                         EscapeName(PythonBytesRepr(line.name), kNameShownMax));
     case Kind::kFile:
-      return fmt::format("the file {}", EscapeForLog(line.name, kNameShownMax));
+      return fmt::format("the file {}", EscapeName(line.name, kNameShownMax));
     case Kind::kLink:
-      return fmt::format("the link {}", EscapeForLog(line.name, kNameShownMax));
+      return fmt::format("the link {}", EscapeName(line.name, kNameShownMax));
   }
   return {};
 }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "base/log.h"
+#include "base/escape_name.h"
 #include "format/decimal.h"
 #include "format/volume_names.h"
 #include "format/yaml_map.h"
@@ -23,7 +23,7 @@ template <typename... Args>
 Error Bad(std::string_view key, std::string_view value, fmt::format_string<Args...> rule,
           Args&&... args) {
   return Error(Code::kInvalidArgument,
-               fmt::format("{}: {} '{}': it must {}", kConfigName, key, EscapeForLog(value, 80),
+               fmt::format("{}: {} '{}': it must {}", kConfigName, key, EscapeName(value, 80),
                            fmt::format(rule, std::forward<Args>(args)...)));
 }
 

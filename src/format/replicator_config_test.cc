@@ -65,7 +65,7 @@ TEST(ReplicatorConfig, OrbaxTwoSlices) {
   EXPECT_THAT(parsed.warnings, IsEmpty());
 }
 
-TEST(ReplicatorConfig, OrbaxOneSliceWithStepInterval) {
+TEST(ReplicatorConfig, B6_OrbaxOneSliceWithStepInterval) {
   const ParsedConfig parsed = MustParse(
       "job-name: run\nframework: orbax\nassume-data-parallelism: 1\nnode-rank: 0\nnodes: 1\n"
       "peer-ranks: []\nbackup-interval-steps: 50");
@@ -275,6 +275,20 @@ TEST(ReplicatorConfig, OptionalKeysWithoutValueCountAsAbsent) {
   EXPECT_EQ(parsed.config.world.data_parallelism, 0u);
   EXPECT_EQ(parsed.config.world.workers_per_node, 1u);
   EXPECT_EQ(parsed.config.master, "");
+}
+
+TEST(ReplicatorConfig, A11_PartitionsDivideTheNodes) {
+  for (int nodes = 1; nodes <= 12; ++nodes) {
+    for (int partitions = 0; partitions <= 14; ++partitions) {
+      const auto parsed = ParseReplicatorConfig(
+          fmt::format("job-name: a\nframework: orbax\nnode-rank: 0\nnodes: {}\npeers-per-node: 1\n"
+                      "assume-data-parallelism: {}\nbackup-interval-minutes: 30\n",
+                      nodes, partitions),
+          {});
+      EXPECT_EQ(parsed.ok(), partitions > 0 && nodes % partitions == 0)
+          << nodes << " nodes, " << partitions << " partitions";
+    }
+  }
 }
 
 TEST(ReplicatorConfig, B13TextCutShortIsRefusedOrMissesAKey) {

@@ -70,7 +70,7 @@ TEST(StoreNames, WhatIsParsedFormatsBackToTheSameText) {
   }
 }
 
-TEST(StoreNames, OtherFormsAreRefused) {
+TEST(StoreNames, D14_OtherFormsAreRefused) {
   const std::string run = RunDirName(kRun);
   for (const std::string& bad :
        {std::string(), std::string("17"), std::string("17-"), "0-" + run.substr(3), "0" + run,

@@ -8,7 +8,7 @@
 #include <optional>
 #include <sstream>
 
-#include "base/log.h"
+#include "base/escape_name.h"
 
 namespace tierkeep {
 namespace {
@@ -80,7 +80,7 @@ class MapReader : public YAML::EventHandler {
     if (!text) return Refuse(mark, "a key is missing");
     const auto [place, is_new] = values_.try_emplace(*text);
     if (!is_new) {
-      return Refuse(mark, fmt::format("key '{}' is given twice", EscapeForLog(*text, 64)));
+      return Refuse(mark, fmt::format("key '{}' is given twice", EscapeName(*text, 64)));
     }
     current_ = &place->second;
   }

@@ -16,7 +16,8 @@ namespace tierkeep {
 namespace {
 
 constexpr uint32_t kWatchedEvents = IN_CREATE | IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE |
-                                    IN_MOVED_FROM | IN_DELETE_SELF | IN_MOVE_SELF | IN_ONLYDIR;
+                                    IN_MOVED_FROM | IN_DELETE_SELF | IN_MOVE_SELF | IN_ONLYDIR |
+                                    IN_DONT_FOLLOW;
 
 class InotifyWatch : public DirWatch {
  public:

@@ -50,7 +50,7 @@ class DirWatchTest : public testing::Test {
   std::unique_ptr<DirWatch> watch_;  // last: destroyed before what its callback uses
 };
 
-TEST_F(DirWatchTest, ReportsEveryKindOfChange) {
+TEST_F(DirWatchTest, B12_ReportsEveryKindOfChange) {
   ASSERT_TRUE(temp_.dir().MakeDir("old", 0755).ok());
   StartWatch(temp_.path());
   ASSERT_TRUE(temp_.dir().MakeDir("made", 0755).ok());
@@ -80,7 +80,7 @@ TEST_F(DirWatchTest, KeepsOrder) {
   for (int i = 0; i < 300; ++i) EXPECT_EQ(seen_[i].second, std::to_string(i));
 }
 
-TEST_F(DirWatchTest, AnOverflowIsReported) {
+TEST_F(DirWatchTest, B12_AnOverflowIsReported) {
   std::ifstream limit_file("/proc/sys/fs/inotify/max_queued_events");
   int limit = 0;
   limit_file >> limit;

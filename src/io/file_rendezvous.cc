@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/digest.h"
-#include "base/log.h"
+#include "base/escape_name.h"
 
 namespace tierkeep {
 namespace {
@@ -81,7 +81,7 @@ class FileRendezvous : public Rendezvous {
         job.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos) {
       return OkStatus();
     }
-    return Error(Code::kInvalidArgument, "not a job name: '" + EscapeForLog(job) + "'");
+    return Error(Code::kInvalidArgument, "not a job name: '" + EscapeName(job) + "'");
   }
 
   static Result<uint64_t> HighestCounter(Dir& records) {

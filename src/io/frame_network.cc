@@ -252,9 +252,8 @@ void EpollFrameNetwork::Drop(FrameConnection& connection, const Error& why) {
   const bool report = connection.announced || connection.origin() == Origin::kRequested;
   SetDeadline(connection, 0);
   queued_bytes_ -= connection.queued_bytes();
-  if (connection.frame_too_long()) ++rejected_;
+  if (unproven_.erase(id) > 0 || connection.frame_too_long()) ++rejected_;
   again_.erase(id);
-  unproven_.erase(id);
   connections_.erase(id);  // closes the socket, which leaves epoll by that
   if (report) handler_->OnClosed(id, why);
 }

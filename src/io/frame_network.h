@@ -53,8 +53,10 @@ struct FrameNetworkOptions {
 };
 
 // Threads: any may call Connect, Send and Close, the handler's calls included. Frames that are too
-// long close their connection and are counted; they never reach the handler. An idle network uses
-// no processor time. Destruction closes everything without flushing and reports it.
+// long close their connection and never reach the handler. They are counted as rejected, and so are
+// accepted connections that end without a whole frame: a refused handshake, silence, half a frame.
+// An idle network uses no processor time. Destruction closes everything without flushing and
+// reports it.
 class FrameNetwork {
  public:
   virtual ~FrameNetwork() = default;

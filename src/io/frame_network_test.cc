@@ -415,7 +415,7 @@ TEST(PlainFrameNetworkTest, ALengthBeyondTheLimitIsRejectedBeforeItsBytes) {
   EXPECT_EQ(network->rejected_frames(), 1u);
 }
 
-TEST(PlainFrameNetworkTest, AnUnansweredConnectEndsInTime) {
+TEST(PlainFrameNetworkTest, B18_AnUnansweredConnectEndsInTime) {
   // A listener whose queue is full answers nobody.
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
   const SocketAddress any = (*ResolveAddress({"127.0.0.1", 0}, NameLookup::kNumericOnly))[0];
@@ -452,7 +452,7 @@ void ExpectRefused(std::shared_ptr<TlsContext> server_tls, std::shared_ptr<TlsCo
   EXPECT_TRUE(server_handler.frames.empty());
 }
 
-TEST(TlsFrameNetworkTest, OnlyMembersReachTheHandler) {
+TEST(TlsFrameNetworkTest, D2_OnlyMembersReachTheHandler) {
   TestTls ours;
   TestTls theirs;
   const TestAuthority::Validity expired{std::chrono::hours(-2), std::chrono::hours(-1)};

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/log.h"
+#include "base/escape_name.h"
 #include "io/clock.h"
 #include "io/file_system.h"
 #include "io/posix_file.h"
@@ -204,7 +204,7 @@ class PosixDir : public Dir {
  private:
   // Names come from outside: escaped, so that an error in a log can't forge a line.
   std::string Shown(std::string_view path) const {
-    return EscapeForLog(path.empty() ? name_ : name_ + "/" + std::string(path));
+    return EscapeName(path.empty() ? name_ : name_ + "/" + std::string(path));
   }
   Error Failed(int error, std::string_view doing, std::string_view path) const {
     return ErrnoError(error, std::string(doing) + " " + Shown(path));
@@ -229,7 +229,7 @@ class PosixDir : public Dir {
   }
   Status CheckPlain(std::string_view path) const {
     if (IsPlainPath(path)) return OkStatus();
-    return Error(Code::kInvalidArgument, "not a plain relative path: " + EscapeForLog(path));
+    return Error(Code::kInvalidArgument, "not a plain relative path: " + EscapeName(path));
   }
 
   Result<UniqueFd> Open(std::string_view path, uint64_t flags, uint32_t mode,
@@ -331,7 +331,7 @@ Status PosixDir::SetImmutable(std::string_view path, bool immutable) {
     return WrongType("set flags of", path);
   }
   const int error = posix::ChangeInodeFlags(fd.get(), immutable ? FS_IMMUTABLE_FL : 0,
-                                            immutable ? 0 : FS_IMMUTABLE_FL);
+                                            immutable ? 0 : FS_IMMUTABLE_FL | FS_APPEND_FL);
   switch (error) {
     case 0:
       return OkStatus();
@@ -378,7 +378,7 @@ bool IsPlainPath(std::string_view path) {
 
 Result<std::unique_ptr<Dir>> OpenPosixDir(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoError(errno, "open directory " + EscapeForLog(path));
+  if (!fd.valid()) return ErrnoError(errno, "open directory " + EscapeName(path));
   return std::unique_ptr<Dir>(std::make_unique<PosixDir>(std::move(fd), path));
 }
 

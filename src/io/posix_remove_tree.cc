@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "base/log.h"
+#include "base/escape_name.h"
 #include "io/posix_file.h"
 
 namespace tierkeep::posix {
@@ -104,9 +104,9 @@ class Remover {
   Error Failed(int error, const std::string& name) const {
     if (error == EXDEV) {
       return Error(Code::kFailedPrecondition,
-                   "remove " + shown_ + ": something is mounted at " + EscapeForLog(name), EXDEV);
+                   "remove " + shown_ + ": something is mounted at " + EscapeName(name), EXDEV);
     }
-    return ErrnoError(error, "remove " + shown_ + ": at " + EscapeForLog(name));
+    return ErrnoError(error, "remove " + shown_ + ": at " + EscapeName(name));
   }
 
   // Goes down into `name` of `parent` and removes its files; what is no directory is just removed.
@@ -161,7 +161,7 @@ class Remover {
       struct stat st;
       if (::fstat(parent.get(), &st) != 0) return Failed(errno, above.name);
       if (st.st_dev != above.device || st.st_ino != above.inode) {
-        return Error(Code::kAborted, "remove " + shown_ + ": " + EscapeForLog(levels_.back().name) +
+        return Error(Code::kAborted, "remove " + shown_ + ": " + EscapeName(levels_.back().name) +
                                          " was moved away meanwhile");
       }
     }

@@ -327,7 +327,7 @@ class OldDir : public ForwardingDir {
   }
 };
 
-TEST_F(FileRendezvousTest, OldRecordsAreSweptYoungOnesNot) {
+TEST_F(FileRendezvousTest, E11_OldRecordsAreSweptYoungOnesNot) {
   const auto young = Open();
   for (int i = 0; i < 40; ++i) ASSERT_TRUE(Increment(*young, "job"));
   EXPECT_EQ(Names("job").size(), 40u);

@@ -305,7 +305,7 @@ Meeting Meet(std::shared_ptr<TlsContext> server_tls, std::shared_ptr<TlsContext>
   return meeting;
 }
 
-TEST(TlsStreamTest, OnlyMembersOfTheSameAuthorityMeet) {
+TEST(TlsStreamTest, D1_OnlyMembersOfTheSameAuthorityMeet) {
   TestTls ours;
   TestTls theirs;
   const Meeting good = Meet(ours.Make("a"), ours.Make("b"));

@@ -120,14 +120,7 @@ class Job:
     def begin(self, ranks=None, limit=60):
         """The processes of all nodes start; returns a function that waits for what they all
         restored. Its failure is the first process's failure."""
-        ranks = list(ranks or range(len(self.nodes)))
-        self.ranked = {rank: node for node, rank in zip(self.nodes, ranks, strict=True)}
-        common = OrbaxVolume if self.framework == "orbax" else volume_lib.TorchVolume
-        self.volumes = {}
-        for rank, node in sorted(self.ranked.items()):
-            kind = self.kinds.get(rank, common)
-            self.volumes[rank] = kind(node.volume, poll=0.01, limit=limit)
-            self.volumes[rank].data_parallelism = self.data_parallelism
+        self._new_processes(ranks, limit)
         pool = concurrent.futures.ThreadPoolExecutor(len(self.nodes))
         runs = [pool.submit(self._process, rank) for rank in self.volumes]
         pool.shutdown(wait=False)
@@ -139,6 +132,22 @@ class Job:
 
         wait.runs = runs
         return wait
+
+    def _new_processes(self, ranks=None, limit=60):
+        ranks = list(ranks or range(len(self.nodes)))
+        self.ranked = {rank: node for node, rank in zip(self.nodes, ranks, strict=True)}
+        common = OrbaxVolume if self.framework == "orbax" else volume_lib.TorchVolume
+        self.volumes = {}
+        for rank, node in sorted(self.ranked.items()):
+            kind = self.kinds.get(rank, common)
+            self.volumes[rank] = kind(node.volume, poll=0.01, limit=limit)
+            self.volumes[rank].data_parallelism = self.data_parallelism
+
+    def begin_by_hand(self):
+        """New processes, of which the caller configures each when it likes; returns a function that
+        looks what they restored."""
+        self._new_processes()
+        return lambda: min(v.wait_restored() for v in self.volumes.values())
 
     def configure(self, rank):
         self.volumes[rank].configure(

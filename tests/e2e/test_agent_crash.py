@@ -27,7 +27,7 @@ def wait_running(job):
 
 
 @pytest.mark.parametrize("victims", BOTH, ids=str)
-def test_killed_while_idle(make_cluster, seed, victims):
+def test_b9_killed_while_idle(make_cluster, seed, victims):
     cluster = make_cluster(2)
     job = Job(cluster, seed)
     assert job.start() is None
@@ -141,7 +141,7 @@ def test_killed_while_data_is_restored(make_cluster, seed, victims):
         scripted_job.check_copies(job, 2, nodes_each=2)
 
 
-def test_saves_made_while_the_agents_are_down(make_cluster, seed):
+def test_a5_saves_made_while_the_agents_are_down(make_cluster, seed):
     """The job trains on without its agents; what it saved meanwhile is found afterwards."""
     cluster = make_cluster(2)
     job = Job(cluster, seed)

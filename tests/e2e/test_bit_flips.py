@@ -53,7 +53,7 @@ def restart_agent(node):
 @pytest.mark.parametrize("agent", ["up", "down"])
 @pytest.mark.parametrize("kind", ["own data", "peer's data", "manifest", "generation"])
 @pytest.mark.parametrize("where", [0, 1])
-def test_at_rest(make_cluster, seed, kind, agent, where):
+def test_c2_at_rest(make_cluster, seed, kind, agent, where):
     cluster = make_cluster(2)
     job = Job(cluster, seed)
     assert job.start() is None
@@ -147,7 +147,7 @@ def test_in_flight_while_a_save_is_replicated(make_cluster, seed, what):
 
 @pytest.mark.parametrize("what", ["manifest", "data"])
 @pytest.mark.parametrize("sources", [1, 2])
-def test_in_flight_while_data_is_restored(make_cluster, seed, what, sources):
+def test_c2_in_flight_while_data_is_restored(make_cluster, seed, what, sources):
     """With a second source it takes over; with one alone, the restore is tried again or nothing is
     linked at all."""
     nodes = sources + 1

@@ -64,7 +64,7 @@ def test_partitions_of_two_nodes(make_cluster, seed):
     job.check_no_errors()
 
 
-def test_replicas_that_differ_are_reported_and_copied(make_cluster, seed):
+def test_a10_replicas_that_differ_are_reported_and_copied(make_cluster, seed):
     cluster = make_cluster(2)
     odd = {"steps": {2}}
 

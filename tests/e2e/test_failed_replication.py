@@ -43,7 +43,7 @@ def check_older_is_kept(job, older, failed):
         assert done.returncode == 0, done.stdout
 
 
-def test_peer_is_full(make_cluster, seed):
+def test_a1_peer_is_full(make_cluster, seed):
     """Node 1 has room for its own saves, and not for a large one of node 0 beside the last."""
     cluster = make_cluster(2, ram_mib=512, start=False)
     needs_mounts(cluster)

@@ -63,7 +63,7 @@ def test_node_that_comes_late(make_cluster, seed):
     job.check_no_errors()
 
 
-def test_record_of_a_dead_coordinator(make_cluster, seed):
+def test_b4_record_of_a_dead_coordinator(make_cluster, seed):
     """Rank 0's machine is gone for good; its record still stands. The job goes on elsewhere with
     what the other node kept."""
     cluster = make_cluster(3)
@@ -169,7 +169,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", sorted(BAD))
-def test_bad_yaml(make_cluster, seed, case):
+def test_b14_bad_yaml(make_cluster, seed, case):
     cluster = make_cluster(2)
     node = cluster.nodes[1]
     old, new, words = BAD[case]
@@ -225,7 +225,7 @@ def test_empty_yaml_resets_the_agent(make_cluster, seed):
 
 
 @pytest.mark.parametrize("peers", [1, 2, 3])
-def test_copies_are_where_they_were_asked_for(make_cluster, seed, peers):
+def test_a12_copies_are_where_they_were_asked_for(make_cluster, seed, peers):
     cluster = make_cluster(4)
     job = Job(cluster, seed, megabytes=1, peers=peers)
     assert job.start() is None

@@ -17,7 +17,7 @@ BUDGET = 5
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("moment", ["idle", "before a job"])
-def test_sigterm(make_cluster, seed, victim, moment):
+def test_b32_sigterm(make_cluster, seed, victim, moment):
     cluster = make_cluster(2, {"stop-budget": BUDGET})
     node = cluster.nodes[victim]
     job = Job(cluster, seed)

@@ -103,7 +103,7 @@ def connect_tls(port, directory=None):
 
 
 @pytest.mark.parametrize("encryption", ["on", "off"])
-def test_strangers_are_refused_and_the_job_goes_on(make_tls_cluster, make_certificates, seed,
+def test_d1_d2_strangers_are_refused_and_the_job_goes_on(make_tls_cluster, make_certificates, seed,
                                                    encryption):
     cluster = make_tls_cluster(encryption)
     strangers = make_certificates("strangers", "outsider")

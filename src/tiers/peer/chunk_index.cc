@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "base/check.h"
-#include "base/log.h"
+#include "base/escape_name.h"
 #include "base/mutation.h"
 
 namespace tierkeep {
@@ -51,7 +51,7 @@ Status CheckChunk(const Manifest& manifest, const ChunkPlace& place, const Xxh12
   TK_PROBE(kWrongBytesReceived);
   return Error(Code::kDataLoss,
                fmt::format("bytes of {} from offset {} differ from their digest",
-                           EscapeForLog(manifest.entries[place.entry].path), place.offset));
+                           EscapeName(manifest.entries[place.entry].path), place.offset));
 }
 
 }  // namespace tierkeep

@@ -65,11 +65,7 @@ class TcpDataServer : public DataServer {
         continue;
       }
       std::unique_lock lock(mutex_);
-      if (connections_.size() >= connections_max_ && !stopping_) {
-        service_.logger.Warning("data port: {} connections are open, further ones wait",
-                                connections_max_);
-        changed_.wait(lock, [this] { return stopping_ || connections_.size() < connections_max_; });
-      }
+      if (connections_.size() >= connections_max_ && !stopping_) WaitForPlace(lock);
       if (stopping_) return;
       Connection& c = connections_.emplace_back();
       c.session = std::make_unique<DataSession>(&service_, std::move(*stream));
@@ -80,6 +76,33 @@ class TcpDataServer : public DataServer {
         changed_.notify_all();
       });
       changed_.notify_all();
+    }
+  }
+
+  // Members wait for each other; a stranger gives way as soon as it has had the time in which a
+  // member shows its token. So no number of strangers keeps a member out for long.
+  void WaitForPlace(std::unique_lock<std::mutex>& lock) {
+    constexpr Duration kStrangerTime = 50ms;
+    if (service_.MaySpeakOfStrangers()) {
+      service_.logger.Warning("data port: {} connections are open, further ones wait",
+                              connections_max_);
+    }
+    while (!stopping_ && connections_.size() >= connections_max_) {
+      const Instant before = service_.clock->Now() - kStrangerTime;
+      bool strangers = false;
+      for (Connection& c : connections_) {
+        if (c.finished) break;  // its place is free in a moment
+        if (!c.session->IsStrangerSince(Instant::max())) continue;
+        strangers = true;
+        if (!c.session->IsStrangerSince(before)) continue;
+        c.session->Expire();  // counted as rejected where its reading ends
+        break;
+      }
+      if (strangers) {
+        changed_.wait_for(lock, kStrangerTime / 10);
+      } else {
+        changed_.wait(lock);
+      }
     }
   }
 

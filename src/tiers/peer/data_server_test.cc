@@ -285,6 +285,33 @@ TEST(DataServer, MoreConnectionsThanAllowedWaitForTheirTurn) {
   EXPECT_EQ(ReadResponse(*third).code, Code::kOk);
 }
 
+// All places are taken by connections that say nothing, and more of them wait: a member is served
+// long before the first of them is given up.
+TEST(DataServer, D2_StrangersKeepNoMemberOut) {
+  DataPortOptions options;
+  options.connections_max = 4;
+  options.stall_limit = 1h;
+  PeerNode node("node", options);
+  Prng prng(1);
+  const Blake3 digest = node.AddRandomShard(prng, 5'000);
+  const std::string hello = EncodeDataPreamble(node.token()) +
+                            EncodeDataRequest({.op = DataOp::kManifest, .digest = digest});
+  auto first = ConnectTo(node);
+  Send(*first, hello);
+  const DataResponse answer = ReadResponse(*first);
+  EXPECT_EQ(answer.code, Code::kOk);
+  ReadBytes(*first, answer.body_bytes);
+  std::vector<std::unique_ptr<Stream>> strangers;
+  for (int i = 0; i < 20; ++i) strangers.push_back(ConnectTo(node));
+  auto member = ConnectTo(node);
+  Send(*member, hello);
+  EXPECT_EQ(ReadResponse(*member).code, Code::kOk);
+  EXPECT_GE(node.server().rejected(), 16u);
+  // Who had been let in is served on.
+  Send(*first, EncodeDataRequest({.op = DataOp::kManifest, .digest = digest}));
+  EXPECT_EQ(ReadResponse(*first).code, Code::kOk);
+}
+
 TEST(DataServer, StoppingEndsThoseThatWaitToo) {
   DataPortOptions options;
   options.connections_max = 1;

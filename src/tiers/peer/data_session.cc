@@ -33,6 +33,15 @@ bool DataService::WaitUntil(Instant then) {
   }
 }
 
+bool DataService::MaySpeakOfStrangers() {
+  constexpr Duration kPause = 1s;
+  const std::lock_guard lock(mutex_);
+  const Instant now = clock->Now();
+  if (spoke_of_strangers_ != Instant::min() && now - spoke_of_strangers_ < kPause) return false;
+  spoke_of_strangers_ = now;
+  return true;
+}
+
 void DataService::Stop() {
   const std::lock_guard lock(mutex_);
   stopping_ = true;
@@ -40,7 +49,7 @@ void DataService::Stop() {
 }
 
 DataSession::DataSession(DataService* service, std::unique_ptr<Stream> stream)
-    : service_(service), stream_(std::move(stream)) {}
+    : service_(service), stream_(std::move(stream)), begun_(service->clock->Now()) {}
 
 bool DataSession::Expired(Instant now) const {
   return now >= deadline_.load(std::memory_order_relaxed);
@@ -96,7 +105,7 @@ void DataSession::Run() {
       request = *decoded;
     }
   }
-  if (status.ok()) return;
+  if (status.ok() || (!admitted_ && !service_->MaySpeakOfStrangers())) return;
   if (expired_) {
     service_->logger.Warning("data connection closed: the peer is too slow");
   } else if (status.error().code() != Code::kCancelled) {
@@ -131,6 +140,7 @@ Status DataSession::Admit(DataRequest* first) {
     return decoded.error();
   }
   *first = *decoded;
+  admitted_ = true;
   return OkStatus();
 }
 

@@ -42,12 +42,15 @@ struct DataService {
 
   // Waits for `then`; false when the server stops.
   bool WaitUntil(Instant then);
+  // Whether it is time for another line about strangers: they must not fill the log.
+  bool MaySpeakOfStrangers();
   void Stop();
 
  private:
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool stopping_ = false;
+  Instant spoke_of_strangers_ = Instant::min();
 };
 
 // Threads: Run in one; Expired, Expire and Abort from any.
@@ -62,6 +65,8 @@ class DataSession {
   bool Expired(Instant now) const;
   void Expire();
   void Abort() { stream_->Shutdown(); }
+  // Until the peer has shown the token it is a stranger, who may have to give way to others.
+  bool IsStrangerSince(Instant then) const { return !admitted_ && begun_ <= then; }
 
  private:
   // The shard and the file that the last request was about, for the next one is likely to go on.
@@ -91,6 +96,8 @@ class DataSession {
 
   DataService* const service_;
   const std::unique_ptr<Stream> stream_;
+  const Instant begun_;
+  std::atomic<bool> admitted_{false};
   std::atomic<Instant> deadline_{Instant::max()};
   std::atomic<bool> expired_{false};
   std::unique_ptr<OpenShard> open_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/escape_name.h"
 
 namespace tierkeep {
 namespace {
@@ -145,7 +146,7 @@ TransferPlan::Outcome PullJob::Judge(const Worker& worker, const Request& reques
   const std::string& node = request_.sources[request.source].node;
   last_errors_[request.source] = error.ToString();
   context_->logger.Warning("pull of {} from {}: {}", request_.digest.Hex().substr(0, 12),
-                           EscapeForLog(node), error.ToString());
+                           EscapeName(node), error.ToString());
   switch (error.code()) {
     case Code::kNotFound:
       return Outcome::kMissing;

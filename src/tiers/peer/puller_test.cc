@@ -121,7 +121,7 @@ TEST(Puller, WithoutSourcesItIsUnavailable) {
   EXPECT_EQ(result.status.error().code(), Code::kUnavailable);
 }
 
-TEST(Puller, AllSourcesAreUsedAtOnce) {
+TEST(Puller, E2_AllSourcesAreUsedAtOnce) {
   Prng prng(3);
   PeerNode a("a");
   PeerNode b("b");
@@ -294,7 +294,7 @@ TEST(PullerFaults, AStallingSourceIsPassedBy) {
   EXPECT_TRUE(result.status.ok());
 }
 
-TEST(PullerFaults, AStallingSourceAloneFailsAtTheStallLimit) {
+TEST(PullerFaults, B7_AStallingSourceAloneFailsAtTheStallLimit) {
   PullerOptions options;
   options.port.stall_limit = 100ms;
   const auto stall = [](uint64_t, MutableByteSpan) { return Verdict::kStall; };

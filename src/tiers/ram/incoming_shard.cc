@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/escape_name.h"
 #include "base/mutation.h"
 #include "base/time.h"
 #include "format/store_names.h"
@@ -162,7 +163,7 @@ Status RamIncomingShard::MakeRest() {
     if (entries[i].bytes > 0) {
       return Error(Code::kFailedPrecondition,
                    fmt::format("shard {}: entry \"{}\" was never written", shard_.digest.Hex(),
-                               EscapeForLog(entries[i].path)));
+                               EscapeName(entries[i].path)));
     }
     auto made = Make(i);
     if (!made.ok()) return made.error();

@@ -78,7 +78,7 @@ TEST_F(IncomingShardTest, RandomShardsArriveWhole) {
   EXPECT_EQ(to_.store().Shards().size(), 20u);
 }
 
-TEST_F(IncomingShardTest, OneThatIsGivenUpLeavesNothing) {
+TEST_F(IncomingShardTest, E10_OneThatIsGivenUpLeavesNothing) {
   const HeldShard shard = StageRandom(1, {.large_file = true});
   {
     auto incoming = to_.store().StartIncoming(*shard.encoded);

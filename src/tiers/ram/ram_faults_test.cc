@@ -171,7 +171,7 @@ class FaultsTest : public testing::TestWithParam<size_t> {
 TEST_P(FaultsTest, EachCallFailsOnceForLackOfSpace) {
   RunAll(ErrnoError(ENOSPC, "injected"), Faults::After::kWorks);
 }
-TEST_P(FaultsTest, EachCallFailsOnceWithAnIoError) {
+TEST_P(FaultsTest, A7_EachCallFailsOnceWithAnIoError) {
   RunAll(ErrnoError(EIO, "injected"), Faults::After::kWorks);
 }
 TEST_P(FaultsTest, KilledBeforeEachCall) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/escape_name.h"
 #include "base/mutation.h"
 #include "format/messages.h"
 #include "format/store_names.h"
@@ -37,20 +38,20 @@ std::string CompareShape(const std::vector<ManifestEntry>& wanted,
                          const std::vector<TreeEntry>& found) {
   for (size_t i = 0; i < std::max(wanted.size(), found.size()); ++i) {
     if (i >= found.size() || (i < wanted.size() && wanted[i].path < found[i].path)) {
-      return fmt::format("entry \"{}\" is missing", EscapeForLog(wanted[i].path));
+      return fmt::format("entry \"{}\" is missing", EscapeName(wanted[i].path));
     }
     if (i >= wanted.size() || wanted[i].path != found[i].path) {
-      return fmt::format("entry \"{}\" does not belong there", EscapeForLog(found[i].path));
+      return fmt::format("entry \"{}\" does not belong there", EscapeName(found[i].path));
     }
     if (TypeOf(wanted[i].type) != found[i].stat.type) {
-      return fmt::format("entry \"{}\" has become another type", EscapeForLog(found[i].path));
+      return fmt::format("entry \"{}\" has become another type", EscapeName(found[i].path));
     }
     if (wanted[i].type == EntryType::kFile && wanted[i].bytes != found[i].stat.bytes) {
-      return fmt::format("entry \"{}\" has {} bytes, not {}", EscapeForLog(found[i].path),
+      return fmt::format("entry \"{}\" has {} bytes, not {}", EscapeName(found[i].path),
                          found[i].stat.bytes, wanted[i].bytes);
     }
     if (wanted[i].link_target != found[i].link_target) {
-      return fmt::format("link \"{}\" leads elsewhere", EscapeForLog(found[i].path));
+      return fmt::format("link \"{}\" leads elsewhere", EscapeName(found[i].path));
     }
   }
   return "";
@@ -190,7 +191,7 @@ Result<RamStore::NewShard> RamStore::DecodeNew(std::shared_ptr<const std::string
 
 Result<Blake3> RamStore::Adopt(std::string_view staged_name, const Manifest& manifest) {
   if (!IsOneName(staged_name)) {
-    return Error(Code::kInvalidArgument, "not a name: " + EscapeForLog(staged_name));
+    return Error(Code::kInvalidArgument, "not a name: " + EscapeName(staged_name));
   }
   NewShard shard;
   TK_ASSIGN_OR_RETURN(std::string encoded, EncodeManifest(manifest));
@@ -290,7 +291,7 @@ VerifyResult RamStore::CheckBytes(const Held& held, const std::atomic<bool>* can
       if (range->digest != chunk.digest) {
         *damaged = true;
         result.problem = fmt::format("entry \"{}\": the bytes at {} differ from their digest",
-                                     EscapeForLog(entry.path), range->offset);
+                                     EscapeName(entry.path), range->offset);
         return result;
       }
       result.bytes += chunk.bytes;
@@ -403,7 +404,7 @@ std::vector<std::string> RamStore::Staged() const {
 
 Status RamStore::DeleteStaged(std::string_view name) {
   if (!IsOneName(name)) {
-    return Error(Code::kInvalidArgument, "not a name: " + EscapeForLog(name));
+    return Error(Code::kInvalidArgument, "not a name: " + EscapeName(name));
   }
   std::string trash;
   {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/escape_name.h"
 #include "base/mutation.h"
 #include "format/store_names.h"
 #include "format/volume_names.h"
@@ -61,7 +62,7 @@ Result<bool> RamStore::Guard(const HeldShard& shard, const std::string& tree) {
     if (probed == LeaseResult::kHasWriters) {
       return Error(Code::kFailedPrecondition,
                    fmt::format("shard {}: entry \"{}\" is open for writing", shard.digest.Hex(),
-                               EscapeForLog(entry.path)));
+                               EscapeName(entry.path)));
     }
   }
   return guarded;
@@ -174,7 +175,7 @@ Result<std::string> RamStore::Unlink(std::string_view h) {
 
 Status RamStore::UnlinkFromVolume(std::string_view h) {
   if (!IsDataHash(h)) {
-    return Error(Code::kInvalidArgument, "no data name: " + EscapeForLog(h));
+    return Error(Code::kInvalidArgument, "no data name: " + EscapeName(h));
   }
   const std::lock_guard trees(trees_);
   TK_ASSIGN_OR_RETURN(const std::string trash, Unlink(h));
@@ -237,11 +238,11 @@ Status RamStore::Remove(const std::string& name, const std::string& trash, size_
     const Status unlinked = client_->Unlink(name);
     if (unlinked.ok() || unlinked.error().code() == Code::kNotFound) return OkStatus();
   } else {
-    const Status made = root_->MakeDir(trash, 0700);
-    if (!made.ok() && made.error().code() != Code::kAlreadyExists) return made;
+    // Without a file left for it the trash can't be made: then it goes where it stands.
+    (void)root_->MakeDir(trash, 0700);
     const Status moved =
         mount_->RenameNew("client/" + name, fmt::format("store/{}/{}", trash, number));
-    if (moved.ok() || moved.error().code() == Code::kNotFound) return OkStatus();
+    if (moved.ok()) return OkStatus();
   }
   return client_->RemoveTree(name);  // immutable, say: this clears the flag
 }

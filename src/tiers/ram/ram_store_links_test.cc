@@ -64,7 +64,7 @@ class LinksTest : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Flags, LinksTest, testing::Bool(),
                          [](const auto& test) { return test.param ? "Immutable" : "NoImmutable"; });
 
-TEST_P(LinksTest, TheVolumeShowsTheSameInodesAndNobodyCanWriteThemWhereFlagsExist) {
+TEST_P(LinksTest, C4_TheVolumeShowsTheSameInodesAndNobodyCanWriteThemWhereFlagsExist) {
   ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
   EXPECT_EQ(TreeText(Linked()), text_);
   EXPECT_EQ(Inode(Linked() + "/d/a"), Inode(Data() + "/d/a"));

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/escape_name.h"
 #include "base/mutation.h"
 #include "format/messages.h"
 #include "format/record.h"
@@ -46,6 +47,8 @@ Result<std::unique_ptr<Dir>> OpenOrMake(Dir& mount, const std::string& name, uin
 Result<std::unique_ptr<Store>> Store::Open(std::shared_ptr<Dir> mount, const StoreOptions& options,
                                            RandomSource* random, Logger logger) {
   TK_ASSIGN_OR_RETURN(auto client, OpenOrMake(*mount, "client", 0755));
+  // A job of root's may have locked its own volume; where there are no flags nothing is locked.
+  (void)mount->SetImmutable("client", false);
   // Only we go in: the job's user, where it isn't ours, must not even see saves of others.
   TK_ASSIGN_OR_RETURN(auto root, OpenOrMake(*mount, "store", 0700));
   auto store = std::make_unique<RamStore>(std::move(mount), std::move(root), std::move(client),
@@ -70,10 +73,16 @@ Status RamStore::MakeDirectories() {
 }
 
 Status RamStore::ProbeMount() {
-  return tierkeep::ProbeMount(
+  Status tried = tierkeep::ProbeMount(
       *mount_, {.in_client = fmt::format("client/.tierkeep-probe-{:016x}", RandomNumber()),
                 .in_store = "store/" + TemporaryName("probe"),
                 .linked = "store/" + TemporaryName("probe-link")});
+  if (tried.ok() || tried.error().code() != Code::kResourceExhausted) return tried;
+  // The job has used up every file of the mount. That says nothing about the mount, and the next
+  // start of a job cleans.
+  logger_.Warning("the mount isn't tried, since nothing can be made in it: {}",
+                  tried.error().message());
+  return OkStatus();
 }
 
 // Empty files only: they need no memory, so a full volume opens.
@@ -152,7 +161,7 @@ void RamStore::LoadShard(const std::string& name) {
   const std::string dir = JoinPath(kShardsDir, name);
   const auto digest = ParseShardDirName(name);
   const auto unreadable = [&](std::string_view why) {
-    AddUnreadable({digest, {}, fmt::format("store/{}: {}", EscapeForLog(dir), why)});
+    AddUnreadable({digest, {}, fmt::format("store/{}: {}", EscapeName(dir), why)});
   };
   if (!digest) return unreadable("no shard's name");
   auto bytes = root_->ReadSmallFile(JoinPath(dir, kShardManifestName), kManifestBytesMax);
@@ -212,7 +221,7 @@ void RamStore::LoadGenerations() {
     if (!run || !files.ok()) {
       AddUnreadable({{},
                      {},
-                     fmt::format("store/{}: {}", EscapeForLog(dir),
+                     fmt::format("store/{}: {}", EscapeName(dir),
                                  run ? files.error().message() : "no run's name")});
       continue;
     }
@@ -222,7 +231,7 @@ void RamStore::LoadGenerations() {
         continue;
       }
       const auto number = ParseGenerationFileName(file.name);
-      const std::string path = fmt::format("store/{}", EscapeForLog(JoinPath(dir, file.name)));
+      const std::string path = fmt::format("store/{}", EscapeName(JoinPath(dir, file.name)));
       if (!number) {
         AddUnreadable({{}, {}, path + ": no generation's name"});
         continue;

@@ -19,7 +19,7 @@ TEST(CutChunksTest, CutsPlainFilesEvery8MiB) {
             (std::vector<uint64_t>{kChunkBytes, kChunkBytes, 5}));
 }
 
-TEST(CutChunksTest, GivesLargeValuesChunksOfTheirOwn) {
+TEST(CutChunksTest, E3_GivesLargeValuesChunksOfTheirOwn) {
   const uint64_t value = kChunkBytes + 1;
   EXPECT_EQ(CutChunks(value + 110, {{100, value}}),
             (std::vector<uint64_t>{100, kChunkBytes, 1, 10}));

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/escape_name.h"
 #include "base/mutation.h"
 #include "format/store_names.h"
 #include "tiers/ram/range_hash.h"
@@ -27,7 +28,7 @@ bool IsOneName(std::string_view name) {
 }
 
 std::string Shown(const TreeEntry& entry) {
-  return entry.path.empty() ? "the save itself" : "\"" + EscapeForLog(entry.path) + "\"";
+  return entry.path.empty() ? "the save itself" : "\"" + EscapeName(entry.path) + "\"";
 }
 
 bool IsSame(const TreeEntry& a, const TreeEntry& b) {
@@ -37,16 +38,31 @@ bool IsSame(const TreeEntry& a, const TreeEntry& b) {
          a.stat.uid == b.stat.uid && a.stat.gid == b.stat.gid && a.link_target == b.link_target;
 }
 
+bool IsHollow(uint64_t bytes, uint64_t allocated) {
+  return bytes - allocated > kHoleBytesMax && bytes / kHoleFactor > allocated;
+}
+
+Error Hollow(const std::string& what, uint64_t bytes, uint64_t allocated) {
+  return Error(Code::kFailedPrecondition,
+               fmt::format("{} is nearly all hole: {} with {} allocated", what, FormatBytes(bytes),
+                           FormatBytes(allocated)));
+}
+
+// Neither one file nor, with many that would each do, the whole.
 Status CheckNotHollow(const std::vector<TreeEntry>& tree) {
+  uint64_t tree_bytes = 0;
+  uint64_t tree_allocated = 0;
   for (const TreeEntry& entry : tree) {
     if (entry.stat.type != FileType::kFile) continue;
     const uint64_t allocated = std::min(entry.stat.blocks_bytes, entry.stat.bytes);
-    if (entry.stat.bytes - allocated > kHoleBytesMax &&
-        entry.stat.bytes / kHoleFactor > allocated) {
-      return Error(Code::kFailedPrecondition,
-                   fmt::format("entry {} is nearly all hole: {} with {} allocated", Shown(entry),
-                               FormatBytes(entry.stat.bytes), FormatBytes(allocated)));
+    if (IsHollow(entry.stat.bytes, allocated)) {
+      return Hollow("entry " + Shown(entry), entry.stat.bytes, allocated);
     }
+    tree_bytes += entry.stat.bytes;
+    tree_allocated += allocated;
+  }
+  if (IsHollow(tree_bytes, tree_allocated)) {
+    return Hollow("the save", tree_bytes, tree_allocated);
   }
   return OkStatus();
 }
@@ -90,7 +106,7 @@ class Staging : public StageJob {
   // nullopt here and below: after a pause, once more.
   Result<std::optional<StagedShard>> Try() {
     if (!IsOneName(name_)) {
-      return Error(Code::kInvalidArgument, "not a name: " + EscapeForLog(name_));
+      return Error(Code::kInvalidArgument, "not a name: " + EscapeName(name_));
     }
     TK_ASSIGN_OR_RETURN(const auto tree, Settle());
     if (!tree) return std::optional<StagedShard>();
@@ -101,7 +117,7 @@ class Staging : public StageJob {
     TK_ASSIGN_OR_RETURN(const bool still, IsStill(*tree));
     if (still && !hashed.ok()) return hashed.error();
     if (still) return Adopt(std::move(hashed->manifest));
-    parts_.logger.Warning("save {} changed while it was hashed, once more", EscapeForLog(name_));
+    parts_.logger.Warning("save {} changed while it was hashed, once more", EscapeName(name_));
     if (!MayPause()) {
       return Error(Code::kFailedPrecondition,
                    fmt::format("the save keeps changing: not still within {}",
@@ -267,13 +283,13 @@ Stager::Stager(Store* store, WorkerPool* pool, Clock* clock, StageOptions option
 
 Status Stager::Take(std::string_view name, std::string_view staged_name) {
   if (!IsOneName(name) || !IsOneName(staged_name)) {
-    return Error(Code::kInvalidArgument, "not a name: " + EscapeForLog(name));
+    return Error(Code::kInvalidArgument, "not a name: " + EscapeName(name));
   }
   const auto is_save = [](FileType type) {
     return type == FileType::kDirectory || type == FileType::kFile;
   };
   const Error wrong_type(Code::kFailedPrecondition,
-                         EscapeForLog(name) + " in the volume is neither directory nor file");
+                         EscapeName(name) + " in the volume is neither directory nor file");
   TK_ASSIGN_OR_RETURN(const FileStat before, store_->client().Stat(name));
   if (!is_save(before.type)) return wrong_type;
 

@@ -7,8 +7,8 @@
 // parallelism, and lets the store adopt the result.
 //
 // Refused (kFailedPrecondition, naming entry and rule): devices, pipes, sockets, trees over the
-// limits, mounts inside, and giants that are nearly all hole (more than 1 GiB of holes and less
-// than a 64th allocated): reading holes is only slow, but every copy of them would be real memory.
+// limits, mounts inside, and files or saves that are nearly all hole (more than 1 GiB of holes and
+// less than a 64th allocated): reading holes is only slow, every copy of them would be real memory.
 // A save that keeps changing or keeps its writers is kFailedPrecondition, too. Files with more than
 // one link are copied (their other name may lead anywhere). A refused save stays in staged/ until
 // the caller deletes it.

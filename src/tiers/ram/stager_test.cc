@@ -82,7 +82,7 @@ TEST_F(StagerTest, NeverTakesOntoASaveThatIsStaged) {
 }
 
 // The name's owner replaces the directory by a link between our look and the rename.
-TEST_F(StagerTest, AnEntryExchangedAtTheLastMomentIsNotTaken) {
+TEST_F(StagerTest, D9_AnEntryExchangedAtTheLastMomentIsNotTaken) {
   fs::create_directory(node_.Client("5"));
   node_.faults().Set([&](std::string_view call, std::string_view) -> std::optional<Error> {
     if (call == "RenameNew" && fs::is_directory(fs::symlink_status(node_.Client("5")))) {
@@ -110,13 +110,25 @@ TEST_F(StagerTest, RefusedSavesNameTheEntryAndStay) {
   EXPECT_TRUE(node_.store().DeleteStaged("s").ok());
 }
 
-TEST_F(StagerTest, RefusesGiantHoles) {
+TEST_F(StagerTest, D13_RefusesGiantHoles) {
   PutFile(node_.Client("5/a"), "x");
   ASSERT_EQ(::truncate(node_.Client("5/a").c_str(), int64_t{2} << 40), 0);
   const auto refused = node_.Stage("5", TestIdentity(5));
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Code::kFailedPrecondition);
   EXPECT_NE(refused.error().message().find("hole"), std::string::npos);
+}
+
+TEST_F(StagerTest, D13_ManyFilesThatAreAllHoleAreRefusedTogether) {
+  fs::create_directory(node_.Client("5"));
+  for (int i = 0; i < 40; ++i) {
+    PutFile(node_.Client(fmt::format("5/{}", i)), "x");
+    ASSERT_EQ(::truncate(node_.Client(fmt::format("5/{}", i)).c_str(), int64_t{1} << 29), 0);
+  }
+  const auto refused = node_.Stage("5", TestIdentity(5));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Code::kFailedPrecondition);
+  EXPECT_NE(refused.error().message().find("the save is nearly all hole"), std::string::npos);
 }
 
 TEST_F(StagerTest, SmallHolesAreHashedAsZeros) {
@@ -127,7 +139,7 @@ TEST_F(StagerTest, SmallHolesAreHashedAsZeros) {
   EXPECT_TRUE(node_.store().Verify(staged->digest, nullptr).ok);
 }
 
-TEST_F(StagerTest, FilesWithAnotherNameAreCopied) {
+TEST_F(StagerTest, D9_FilesWithAnotherNameAreCopied) {
   const std::string outside = node_.path() + "/outside";
   PutFile(outside, std::string(700'000, 'o'), 0640);
   fs::create_directory(node_.Client("5"));

@@ -56,7 +56,7 @@ TEST_F(StoreTest, AnEmptyMountBecomesAStoreAndStaysIt) {
   EXPECT_EQ(fs::status(node_.InStore("")).permissions(), fs::perms::owner_all);
 }
 
-TEST_F(StoreTest, FindsEveryFlippedBit) {
+TEST_F(StoreTest, C2_FindsEveryFlippedBit) {
   const Blake3 digest = StageRandom(1, {.large_file = true});
   const auto files = Files(digest);
   ASSERT_FALSE(files.empty());
@@ -82,7 +82,7 @@ TEST_F(StoreTest, FindsEveryFlippedBit) {
   }
 }
 
-TEST_F(StoreTest, FindsEveryChangeOfShape) {
+TEST_F(StoreTest, C3_FindsEveryChangeOfShape) {
   PutFile(node_.Client("5/a/f"), "12345");
   PutFile(node_.Client("5/empty"), "");
   fs::create_symlink("a/f", node_.Client("5/link"));
@@ -242,7 +242,7 @@ TEST_F(StoreTest, TwoMountsAreRefusedWithTheRemedy) {
   EXPECT_TRUE(fs::is_empty(node_.path() + "/client"));
 }
 
-TEST_F(StoreTest, StartSweepsWhatWasBeingReceivedAndNothingElse) {
+TEST_F(StoreTest, A8_StartSweepsWhatWasBeingReceivedAndNothingElse) {
   const Blake3 digest = StageRandom(1);
   PutFile(node_.InStore("incoming/x.0123456789abcdef/data/a"), "half");
   PutFile(node_.InStore("trash/1/a"), "old");
@@ -254,7 +254,7 @@ TEST_F(StoreTest, StartSweepsWhatWasBeingReceivedAndNothingElse) {
   EXPECT_EQ(Verify(digest), "");
 }
 
-TEST_F(StoreTest, AnEqualShardThatIsBadIsReplacedAndAGoodOneStays) {
+TEST_F(StoreTest, A22_AnEqualShardThatIsBadIsReplacedAndAGoodOneStays) {
   PutFile(node_.Client("1/a"), "content");
   PutFile(node_.Client("2/a"), "content");
   PutFile(node_.Client("3/a"), "content");

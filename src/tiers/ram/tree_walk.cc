@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/log.h"
+#include "base/escape_name.h"
 #include "base/time.h"
 
 namespace tierkeep {
 namespace {
 
 Error Refused(const std::string& path, std::string_view rule) {
-  return Error(Code::kFailedPrecondition, fmt::format("entry \"{}\" {}", EscapeForLog(path), rule));
+  return Error(Code::kFailedPrecondition, fmt::format("entry \"{}\" {}", EscapeName(path), rule));
 }
 
 // An entry that a listing has named may be gone again or be something else by now.
@@ -20,7 +20,7 @@ Error Moved(const Error& error, const std::string& path) {
   if (error.code() == Code::kNotFound || error.errno_value() == ENOTDIR ||
       error.errno_value() == ELOOP) {
     return Error(Code::kAborted,
-                 fmt::format("entry \"{}\" changed while the tree was read", EscapeForLog(path)));
+                 fmt::format("entry \"{}\" changed while the tree was read", EscapeName(path)));
   }
   if (error.errno_value() == EXDEV) return Refused(path, "is a mount");
   return error;

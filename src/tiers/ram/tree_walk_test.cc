@@ -30,7 +30,7 @@ class TreeWalkTest : public testing::Test {
   TempDir temp_{"/dev/shm"};
 };
 
-TEST_F(TreeWalkTest, ListsParentsFirstAndKeepsLinksAsLinks) {
+TEST_F(TreeWalkTest, D9_ListsParentsFirstAndKeepsLinksAsLinks) {
   PutFile(Path("a/b"), "12345");
   PutFile(Path("a-b"), "");
   std::filesystem::create_symlink("/etc", Path("a/etc"));
@@ -53,7 +53,7 @@ TEST_F(TreeWalkTest, RootMayBeAFileOrAbsent) {
   EXPECT_EQ(tree->front().path, "");
 }
 
-TEST_F(TreeWalkTest, RefusesPipesAndSockets) {
+TEST_F(TreeWalkTest, D13_RefusesPipesAndSockets) {
   std::filesystem::create_directory(temp_.Path("save"));
   ASSERT_EQ(::mkfifo(Path("pipe\n").c_str(), 0600), 0);
   ExpectRefused(Walk(), "pipe\\x0a", "device, pipe or socket");
@@ -68,7 +68,7 @@ TEST_F(TreeWalkTest, RefusesPipesAndSockets) {
   ::close(fd);
 }
 
-TEST_F(TreeWalkTest, RefusesWhatIsOverALimit) {
+TEST_F(TreeWalkTest, D13_RefusesWhatIsOverALimit) {
   PutFile(Path("a/b/c/d"), std::string(1000, 'x'));
   PutFile(Path("e"), std::string(1000, 'x'));
   EXPECT_TRUE(Walk({.depth_max = 4}).ok());

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/escape_name.h"
 #include "base/mutation.h"
 #include "format/volume_texts.h"
 
@@ -187,7 +188,7 @@ Status Volume::WritePrerestore(std::optional<Step> step, std::string_view backup
 }
 
 Status Volume::PlaceRestoreLink(const WorkerName& name, std::string_view h) {
-  if (!IsDataHash(h)) return Error(Code::kInvalidArgument, "no data name: " + EscapeForLog(h));
+  if (!IsDataHash(h)) return Error(Code::kInvalidArgument, "no data name: " + EscapeName(h));
   const auto data = store_->client().Stat(DataName(h));
   if (!data.ok()) return data.error();
   if (data->type != FileType::kDirectory && data->type != FileType::kFile) {
@@ -205,7 +206,7 @@ Status Volume::PlaceNoCheckpointMarker(const WorkerName& name) {
 }
 
 Status Volume::WriteMeta(const WorkerName& name, std::string_view h) {
-  if (!IsDataHash(h)) return Error(Code::kInvalidArgument, "no data name: " + EscapeForLog(h));
+  if (!IsDataHash(h)) return Error(Code::kInvalidArgument, "no data name: " + EscapeName(h));
   return Put(MetaName(name), MetaText(h));
 }
 

@@ -66,7 +66,7 @@ class VolumeTest : public testing::Test {
   RamNode node_;
 };
 
-TEST_F(VolumeTest, WritesItsFilesOverWhateverIsPlantedThere) {
+TEST_F(VolumeTest, D8_WritesItsFilesOverWhateverIsPlantedThere) {
   ExpectPut("replicator.prerestore", "{}\n", [&] { return volume().WritePrerestore({}, ""); });
   ExpectPut("train-s100-n3-w1.meta", h_, [&] { return volume().WriteMeta(name_, h_); });
   ExpectPut("train-s0-n3-w1.restore", "", [&] { return volume().PlaceNoCheckpointMarker(name_); });
@@ -77,6 +77,21 @@ TEST_F(VolumeTest, PrerestoreNamesStepAndBackup) {
   const std::string text = GetFile(Client("replicator.prerestore"));
   EXPECT_NE(text.find("restore-step: 7\n"), std::string::npos) << text;
   EXPECT_NE(text.find("restore-backup: "), std::string::npos) << text;
+}
+
+TEST_F(VolumeTest, B11_OddMetasNeitherBlockNorStay) {
+  const auto plants = Plants();
+  for (size_t i = 1; i < plants.size(); ++i) plants[i](Client(fmt::format("odd{}.meta", i)));
+  ASSERT_TRUE(volume().WriteMeta(name_, h_).ok());
+  ASSERT_TRUE(volume().RemoveOtherMetas({name_}).ok());
+  for (size_t i = 1; i < plants.size(); ++i) {
+    EXPECT_FALSE(Exists(Client(fmt::format("odd{}.meta", i)))) << i;
+    plants[i](Client(fmt::format("odd{}.meta", i)));
+  }
+  EXPECT_EQ(GetFile(Client("train-s100-n3-w1.meta")), h_);
+  ASSERT_TRUE(volume().Clean({}).ok());
+  EXPECT_TRUE(fs::is_empty(node_.path() + "/client"));
+  EXPECT_EQ(GetFile(node_.path() + "/victim"), "victim");
 }
 
 TEST_F(VolumeTest, AppendsToErrorsOnlyWhatIsOurs) {
@@ -264,7 +279,7 @@ TEST_F(VolumeTest, ListsFinishedSaves) {
   EXPECT_EQ((*saves)[1].worker, 1u);
 }
 
-TEST_F(VolumeTest, CleaningLeavesOnlyWhatTheProtocolNames) {
+TEST_F(VolumeTest, C13_CleaningLeavesOnlyWhatTheProtocolNames) {
   PutFile(Client("3/a"), "kept copy");
   const auto kept = node_.Stage("3", TestIdentity(3));
   PutFile(Client("4/a"), "other copy");
