@@ -1,0 +1,133 @@
+// What NodeHost notices in the volume: replicator.yaml, jax-init-info.txt, finished saves.
+#include "agent/node_host.h"
+#include "format/volume_names.h"
+
+namespace tierkeep {
+namespace {
+
+// Directories made in place that are watched at a time: each costs a thread and descriptors.
+constexpr size_t kHalfMadeMax = 16;
+
+}  // namespace
+
+void NodeHost::OnChange(const DirChange& change) {
+  using Kind = DirChange::Kind;
+  if (change.kind == Kind::kOverflow) {
+    TK_PROBE(kWatchOverflow);
+    ordered_->Submit([this] {
+      ReadConfigNow();
+      ReadJaxInit();
+      if (watching_saves_) ScanSaves();
+    });
+    return;
+  }
+  if (change.name == kConfigName) {
+    // One that is written without an end must not fill the queue.
+    if (change.kind != Kind::kCreated && config_to_read_.exchange(true)) return;
+    ordered_->Submit([this, made = change.kind == Kind::kCreated] {
+      if (!made) config_to_read_ = false;
+      // One made in place is read when its writer closes it. What nobody will close is looked at
+      // now: a link, pipe or directory, or a further name of a file.
+      const auto stat = parts_.store->client().Stat(kConfigName);
+      const bool in_writing =
+          made && stat.ok() && stat->type == FileType::kFile && stat->links == 1;
+      if (!in_writing) ReadConfigNow();
+    });
+  } else if (change.name == kJaxInitName) {
+    if (change.kind == Kind::kMovedIn || change.kind == Kind::kWritten) {
+      ordered_->Submit([this] { ReadJaxInit(); });
+    }
+  } else if (change.kind != Kind::kGone &&
+             (ParseStepName(change.name) || ParseWorkerName(change.name, ".save"))) {
+    const bool in_place = change.kind == Kind::kCreated;
+    ordered_->Submit([this, name = change.name, in_place] { ReportSave(name, in_place); });
+  }
+}
+
+void NodeHost::ReadConfigNow() {
+  auto file = parts_.volume->ReadConfig();
+  if (!file.ok()) {
+    // One that is being written is read again when its writer closes it.
+    if (file.error().code() == Code::kAborted) return;
+    if (file.error().code() != Code::kInvalidArgument) {
+      parts_.logger.Error("replicator.yaml can't be read: {}", file.error().ToString());
+      return;
+    }
+    // Not a file that a client writes: out of the way, and said where a client looks.
+    parts_.logger.Error("replicator.yaml was removed: {}", file.error().message());
+    for (const Status& s :
+         {parts_.volume->AppendFailed(file.error().message()), parts_.volume->RemoveConfig("")}) {
+      if (!s.ok()) parts_.logger.Error("{}", s.error().ToString());
+    }
+    return;
+  }
+  if (!*file) {
+    Post(NodeEvent::ConfigGone{});
+    return;
+  }
+  NodeEvent::ConfigSeen seen{(*file)->text, (*file)->id, std::nullopt};
+  if (!seen.text.empty()) seen.parsed = ParseReplicatorConfig(seen.text, parts_.environment);
+  Post(std::move(seen));
+}
+
+void NodeHost::ReadJaxInit() {
+  if (auto text = parts_.volume->ReadJaxInit()) Post(NodeEvent::JaxInitChanged{std::move(*text)});
+}
+
+void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
+  if (!watching_saves_) return;  // the scan finds it later
+  FoundSave save;
+  save.name = name;
+  if (save_framework_ == Framework::kPytorch) {
+    const auto worker = ParseWorkerName(name, ".save");
+    if (!worker || worker->job != save_job_ || made_in_place) return;
+    save.step = worker->step;
+    save.worker = worker->worker;
+  } else {
+    const auto step = ParseStepName(name);
+    if (!step) return;
+    save.step = *step;
+  }
+  const auto stat = parts_.store->client().Stat(name);
+  const FileType wanted =
+      save_framework_ == Framework::kPytorch ? FileType::kFile : FileType::kDirectory;
+  if (!stat.ok() || stat->type != wanted) return;  // gone again, or a link: never a save
+  if (made_in_place) {
+    // Counts once commit_success.txt is in it, which only a watch inside can tell.
+    if (save_framework_ != Framework::kOrbax) return;
+    const bool complete =
+        parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok();
+    if (!complete) {
+      half_made_.remove_if([&](const auto& made) { return made.first == name; });
+      auto inner = parts_.runtime->Watch(
+          parts_.volume_path + "/" + name, [this, name](const DirChange& change) {
+            if (change.name == kCommitSuccessName && change.kind != DirChange::Kind::kGone) {
+              ordered_->Submit([this, name] { ReportSave(name, true); });
+            }
+          });
+      if (inner.ok()) {
+        half_made_.emplace_back(name, std::move(*inner));
+        // The job's next start finds what isn't watched any more.
+        if (half_made_.size() > kHalfMadeMax) half_made_.pop_front();
+        // It may have been finished before the watch began.
+        if (!parts_.store->client().Stat(name + "/" + std::string(kCommitSuccessName)).ok()) return;
+      } else {
+        return;
+      }
+    }
+  }
+  half_made_.remove_if([&](const auto& made) { return made.first == name; });
+  if (!reported_inodes_.insert(stat->inode).second) return;
+  Post(NodeEvent::SaveSeen{save.name, save.step, save.worker});
+}
+
+void NodeHost::ScanSaves() {
+  auto saves = parts_.volume->ListSaves(save_framework_, save_job_);
+  if (!saves.ok()) {
+    parts_.logger.Error("the volume can't be listed: {}", saves.error().ToString());
+    return;
+  }
+  for (const FoundSave& save : *saves) ReportSave(save.name, false);
+}
+
+}  // namespace tierkeep
