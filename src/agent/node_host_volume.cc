@@ -1,5 +1,6 @@
 // What NodeHost notices in the volume: replicator.yaml, jax-init-info.txt, finished saves.
 #include "agent/node_host.h"
+#include "base/mutation.h"
 #include "format/volume_names.h"
 
 namespace tierkeep {
