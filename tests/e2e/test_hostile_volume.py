@@ -363,7 +363,7 @@ YAMLS = {
     "D11 link to itself": lambda w, p: os.symlink("replicator.yaml", p),
     "D13 pipe": lambda w, p: os.mkfifo(p),
     "D13 device": lambda w, p: os.mknod(p, 0o666 | stat.S_IFCHR, os.makedev(1, 5)),
-    "D13 directory": lambda w, p: os.makedirs(os.path.join(p, "d")),
+    "D13 directory": lambda w, p: os.mkdir(p),
     "D13 sparse giant": lambda w, p: sparse(p, 1 << 40),
     "D13 two megabytes": lambda w, p: write(p, GOOD + "# " + "x" * (2 << 20)),
     "D13 just over the limit": lambda w, p: write(p, GOOD + "#" * (65537 - len(GOOD))),

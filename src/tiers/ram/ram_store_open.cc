@@ -51,6 +51,11 @@ Result<std::unique_ptr<Store>> Store::Open(std::shared_ptr<Dir> mount, const Sto
   (void)mount->SetImmutable("client", false);
   // Only we go in: the job's user, where it isn't ours, must not even see saves of others.
   TK_ASSIGN_OR_RETURN(auto root, OpenOrMake(*mount, "store", 0700));
+  const auto made = mount->Stat("store");
+  if (made.ok() && (made->mode & 0077) != 0) {  // made by whoever mounted it
+    const Status closed = mount->SetOwnerAndMode("store", made->uid, made->gid, 0700);
+    if (!closed.ok()) logger.Warning("store/ stays open to others: {}", closed.error().message());
+  }
   auto store = std::make_unique<RamStore>(std::move(mount), std::move(root), std::move(client),
                                           options, random, std::move(logger));
   TK_RETURN_IF_ERROR(store->MakeDirectories());
