@@ -25,6 +25,12 @@ MetricsSnapshot ForMetrics(const StatusInputs& in) {
   out.peer_bytes = held.peer;
   out.volume_total_bytes = in.space.total_bytes;
   out.volume_free_bytes = in.space.free_bytes;
+  if (in.node.sizing) {
+    out.volume_advised_bytes = in.node.sizing->advised_bytes;
+    out.save_bytes = in.node.sizing->generation.own;
+  }
+  out.pulls_waiting = in.node.pulls_waiting;
+  out.bytes_waiting = in.node.bytes_waiting;
   out.bytes_pulled = in.bytes_pulled;
   out.bytes_served = in.bytes_served;
   const auto& job = in.coordinating ? in.coordinating : in.node.job;

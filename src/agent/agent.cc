@@ -271,6 +271,7 @@ Status Agent::StartNode() {
   options.data_port = data_server_->port();
   options.data_token = data_token_;
   options.place = place_;
+  options.on_pressure = settings_.on_pressure == "thin" ? OnPressure::kThin : OnPressure::kRefuse;
   NodeHost::Parts parts{&runtime_,
                         &clock_,
                         &metrics_,
@@ -287,7 +288,8 @@ Status Agent::StartNode() {
                           return value ? std::optional<std::string>(value) : std::nullopt;
                         },
                         settings_.mount + "/client",
-                        steps_.get()};
+                        steps_.get(),
+                        [] { return ReadCgroupMemory(); }};
   node_ = std::make_unique<NodeHost>(std::move(parts), std::move(options));
   return node_->Start();
 }

@@ -67,6 +67,15 @@ struct Metrics::Families {
       Gauge("tierkeep_store_bytes", "Bytes of shards held", {{"kind", "peer"}});
   prometheus::Gauge& total = Gauge("tierkeep_volume_total_bytes", "Size of the RAM volume");
   prometheus::Gauge& free = Gauge("tierkeep_volume_free_bytes", "Free bytes of the RAM volume");
+  prometheus::Gauge& advised = Gauge(
+      "tierkeep_volume_advised_bytes",
+      "Size of the RAM volume that keeps one generation until the next is committed, 0 if unknown");
+  prometheus::Gauge& save =
+      Gauge("tierkeep_save_bytes", "Bytes of this node's part of the last save, 0 if unknown");
+  prometheus::Gauge& waiting =
+      Gauge("tierkeep_pulls_waiting", "Copies that wait for memory before they are pulled");
+  prometheus::Gauge& waiting_bytes =
+      Gauge("tierkeep_pulls_waiting_bytes", "Bytes of the copies that wait for memory");
   prometheus::Gauge& lost = Gauge("tierkeep_peers_lost", "Ranks that the coordinator misses");
 
   struct Total {
@@ -130,6 +139,10 @@ std::string Metrics::Text(const MetricsSnapshot& s) {
     f.peer.Set(static_cast<double>(s.peer_bytes));
     f.total.Set(static_cast<double>(s.volume_total_bytes));
     f.free.Set(static_cast<double>(s.volume_free_bytes));
+    f.advised.Set(static_cast<double>(s.volume_advised_bytes));
+    f.save.Set(static_cast<double>(s.save_bytes));
+    f.waiting.Set(static_cast<double>(s.pulls_waiting));
+    f.waiting_bytes.Set(static_cast<double>(s.bytes_waiting));
     f.lost.Set(static_cast<double>(s.peers_lost));
     f.pulled.Set(s.bytes_pulled);
     f.served.Set(s.bytes_served);

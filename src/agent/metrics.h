@@ -20,6 +20,10 @@ struct MetricsSnapshot {
   uint64_t peer_bytes = 0;  // other ranks' shards
   uint64_t volume_total_bytes = 0;
   uint64_t volume_free_bytes = 0;
+  uint64_t volume_advised_bytes = 0;  // 0: not known yet
+  uint64_t save_bytes = 0;            // this node's part of the last save
+  uint64_t pulls_waiting = 0;         // for memory
+  uint64_t bytes_waiting = 0;
   uint64_t bytes_pulled = 0;
   uint64_t bytes_served = 0;
   uint64_t peers_lost = 0;

@@ -29,6 +29,8 @@ TEST(Metrics, F7_GaugesFollowTheSnapshotAndTotalsNeverFall) {
   s.last_committed_step = 40;
   s.bytes_pulled = 100;
   s.own_bytes = 7;
+  s.volume_advised_bytes = 21;
+  s.pulls_waiting = 2;
   EXPECT_THAT(metrics.Text(s), HasSubstr("tierkeep_last_committed_step 40"));
   s.bytes_pulled = 60;
   EXPECT_THAT(metrics.Text(s), HasSubstr("tierkeep_pulled_bytes_total 100"));
@@ -36,6 +38,8 @@ TEST(Metrics, F7_GaugesFollowTheSnapshotAndTotalsNeverFall) {
   const std::string text = metrics.Text(s);
   EXPECT_THAT(text, HasSubstr("tierkeep_pulled_bytes_total 150"));
   EXPECT_THAT(text, HasSubstr("tierkeep_store_bytes{kind=\"own\"} 7"));
+  EXPECT_THAT(text, HasSubstr("tierkeep_volume_advised_bytes 21"));
+  EXPECT_THAT(text, HasSubstr("tierkeep_pulls_waiting 2"));
 }
 
 TEST(Metrics, HashingGoesToTheRightHistogram) {

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "agent/control_plane.h"
+#include "agent/memory_room.h"
 #include "agent/metrics.h"
 #include "agent/runtime.h"
 #include "agent/steps.h"
@@ -54,6 +55,7 @@ class NodeHost {
     EnvironmentLookup environment;
     std::string volume_path;  // <mount>/client, to watch
     Steps* steps = nullptr;   // may be none
+    MemoryLimit memory_limit = {};
   };
 
   NodeHost(Parts parts, NodeOptions options);
@@ -107,6 +109,10 @@ class NodeHost {
   Status Do(const NodeAction::WriteFailed& action);
   Status Do(const NodeAction::LogText& action);
   Status Do(const NodeAction::UseMembers& action);
+  Status Do(const NodeAction::ReadMemory&) {
+    Post(NodeEvent::MemorySeen{SeeMemory(*parts_.store, parts_.memory_limit)});
+    return OkStatus();
+  }
   Status Do(const NodeAction::ExitNow& action);
   Status Do(const NodeAction::Stage& action);
   Status Do(const NodeAction::Pull& action);

@@ -139,6 +139,10 @@ const std::vector<Setting>& Settings() {
          return OkStatus();
        },
        [](const S& s) { return s.crash_before; }},
+      Choice("on-pressure", "refuse|thin",
+             "when newer saves can't be protected for lack of memory: refuse leaves them "
+             "unprotected; thin first gives up peers' copies of the last committed one",
+             &S::on_pressure, {"refuse", "thin"}),
       Number("save-entries-max", "a save with more files and directories is refused", 1,
              100'000'000, &S::save_entries_max),
       Number("save-depth-max", "a save with deeper directories is refused", 1, 4096,

@@ -37,6 +37,7 @@ struct AgentSettings {
   uint64_t bandwidth_limit = 0;  // bytes a second, sending; 0: none
   Duration stop_budget = 20s;
   std::string crash_before;  // for tests: a step (agent/steps.h) that ends the agent, or empty
+  std::string on_pressure = "refuse";  // or "thin"
   uint64_t save_entries_max = 1'000'000;
   uint32_t save_depth_max = 128;
 

@@ -147,6 +147,21 @@ json RestorableJson(const NodeStatus& node, const std::optional<control::JobStat
   return {{"step", nullptr}, {"why", "nothing was saved and committed yet"}};
 }
 
+// What the volume should hold, from the first commit of a run on.
+json SizingJson(const NodeStatus& node) {
+  if (!node.sizing) return nullptr;
+  const MemorySizing& s = *node.sizing;
+  json out = {{"own_save_bytes", s.generation.own},        {"peers_save_bytes", s.generation.kept},
+              {"needed_bytes", BytesNeeded(s.generation)}, {"advised_bytes", s.advised_bytes},
+              {"volume_bytes", s.room.total_bytes},        {"memory_limit_bytes", nullptr},
+              {"advised_memory_limit_bytes", nullptr},     {"fits", s.fits}};
+  if (s.advised_limit_bytes) {
+    out["memory_limit_bytes"] = *s.room.limit_bytes;
+    out["advised_memory_limit_bytes"] = *s.advised_limit_bytes;
+  }
+  return out;
+}
+
 json RestoreJson(const StatusInputs& in) {
   json out = {{"seconds_to_decision", OptionalSeconds(in.restore.to_decision)},
               {"seconds_to_prepared", OptionalSeconds(in.restore.to_prepared)},
@@ -192,6 +207,8 @@ json StatusJson(const StatusInputs& in) {
       {"ranks", RanksJson(in.progress)},
       {"store", StoreJson(in)},
       {"volume", {{"total_bytes", in.space.total_bytes}, {"free_bytes", in.space.free_bytes}}},
+      {"sizing", SizingJson(in.node)},
+      {"waiting_for_memory", {{"copies", in.node.pulls_waiting}, {"bytes", in.node.bytes_waiting}}},
       {"network",
        {{"bytes_pulled", in.bytes_pulled},
         {"bytes_served", in.bytes_served},

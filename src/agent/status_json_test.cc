@@ -124,6 +124,32 @@ TEST(StatusJson, MembersClocksAreToldWhereTheyAreKnown) {
   EXPECT_EQ(StatusJson(in)["clock_skew_seconds"], json({{"node0", -1.5}}));
 }
 
+TEST(StatusJson, SizingIsToldOnceItIsKnown) {
+  StatusInputs in = Running();
+  EXPECT_TRUE(StatusJson(in)["sizing"].is_null());
+  MemorySizing sizing;
+  sizing.generation = {100, 200};
+  sizing.room.total_bytes = 500;
+  sizing.advised_bytes = 1 << 20;
+  in.node.sizing = sizing;
+  in.node.pulls_waiting = 2;
+  in.node.bytes_waiting = 200;
+  json out = StatusJson(in);
+  EXPECT_EQ(out["sizing"]["own_save_bytes"], 100);
+  EXPECT_EQ(out["sizing"]["peers_save_bytes"], 200);
+  EXPECT_EQ(out["sizing"]["needed_bytes"], 700);
+  EXPECT_EQ(out["sizing"]["advised_bytes"], 1 << 20);
+  EXPECT_EQ(out["sizing"]["fits"], false);
+  EXPECT_TRUE(out["sizing"]["memory_limit_bytes"].is_null());
+  EXPECT_EQ(out["waiting_for_memory"]["copies"], 2);
+  EXPECT_EQ(out["waiting_for_memory"]["bytes"], 200);
+  in.node.sizing->room.limit_bytes = 300;
+  in.node.sizing->advised_limit_bytes = 400;
+  out = StatusJson(in);
+  EXPECT_EQ(out["sizing"]["memory_limit_bytes"], 300);
+  EXPECT_EQ(out["sizing"]["advised_memory_limit_bytes"], 400);
+}
+
 TEST(StatusJson, AnIdleAgentHasNoJob) {
   StatusInputs in;
   in.node.phase = "idle";

@@ -81,6 +81,21 @@ std::string JobLine(const json& job) {
                          : "");
 }
 
+// What the volume should hold, and whether it does.
+std::string SizeLine(const json& sizing) {
+  const auto bytes = [&](const char* name) { return FormatBytes(sizing[name].get<uint64_t>()); };
+  std::string out =
+      fmt::format("a save takes {} and {} of peers' copies; advised: {}, {}",
+                  bytes("own_save_bytes"), bytes("peers_save_bytes"), bytes("advised_bytes"),
+                  sizing["fits"].get<bool>() ? "and it has " + bytes("volume_bytes")
+                                             : "TOO SMALL with " + bytes("volume_bytes"));
+  if (!sizing["memory_limit_bytes"].is_null()) {
+    out += fmt::format("; agent's memory limit advised: {}, is {}",
+                       bytes("advised_memory_limit_bytes"), bytes("memory_limit_bytes"));
+  }
+  return out;
+}
+
 std::string Table(const json& status) {
   std::string out;
   Line(out, "node",
@@ -104,6 +119,12 @@ std::string Table(const json& status) {
                    FormatBytes(status["store"]["peer_bytes"].get<uint64_t>()),
                    FormatBytes(status["volume"]["free_bytes"].get<uint64_t>()),
                    FormatBytes(status["volume"]["total_bytes"].get<uint64_t>())));
+  if (const json& sizing = status["sizing"]; !sizing.is_null()) Line(out, "size", SizeLine(sizing));
+  if (const json& waiting = status["waiting_for_memory"]; waiting["copies"] != 0) {
+    Line(out, "waiting",
+         fmt::format("{} copies of {} wait for memory", Show(waiting["copies"]),
+                     FormatBytes(waiting["bytes"].get<uint64_t>())));
+  }
   Line(out, "network",
        fmt::format("pulled {}, served {}",
                    FormatBytes(status["network"]["bytes_pulled"].get<uint64_t>()),

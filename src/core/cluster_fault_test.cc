@@ -145,10 +145,13 @@ TEST(ClusterFault, AFailedRecordKeepsTheOlderGenerationThere) {
   const Blake3 older = OwnDigest(&cluster, 1, 1, 10);
   cluster.FailNext(1, "RecordGeneration");
   cluster.SaveAll(20);
-  cluster.Run(100s);
+  cluster.Run(50s);
   EXPECT_EQ(cluster.store(1).count(older), 1U) << LogOf(cluster);
   EXPECT_EQ(cluster.generations(1)[0].save().step(), 10U);
+  // It is said, and asked for once more.
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
   EXPECT_TRUE(cluster.Logged("has not recorded the commit of step 20"));
+  ASSERT_RUNS_UNTIL(cluster, cluster.job_status()->problems_size() == 0);
   // The next one is recorded and the older ones go.
   cluster.SaveAll(30);
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
@@ -412,6 +415,7 @@ TEST(ClusterFault, A20_AMemberThatLostItsCopiesInMidRunGetsThemBack) {
   cluster.store(1).clear();
   cluster.StartAgent(1);
   const std::vector<Blake3> digests = cluster.NewestDigests();
+  ASSERT_EQ(digests.size(), 3U);
   ASSERT_RUNS_UNTIL(cluster, std::all_of(digests.begin(), digests.end(), [&](const auto& digest) {
                       return cluster.CopiesOf(digest) == 2;
                     }));

@@ -203,7 +203,7 @@ void TestCluster::FinishTask(size_t host, TaskId id) {
   const Task task = h.tasks.at(id);
   h.tasks.erase(id);
   const Error cancelled(Code::kCancelled, "cancelled");
-  const Error injected(Code::kDataLoss, "injected");
+  const Error injected(h.fail_code, "injected");
   const auto fails = [&](const char* name) {
     const auto it = h.fail.find(name);
     return it != h.fail.end() && it->second > 0 && it->second-- > 0;
@@ -258,6 +258,8 @@ NodeEvent::Any TestCluster::FinishStage(Host& h, const NodeAction::Stage& a) {
                   .world = a.identity.world,
                   .content = staged->second};
   if (options_.world.replicas() > 1) shard.logical = staged->second;
+  // What a save takes includes its manifest.
+  if (options_.save_bytes != 0) shard.bytes = options_.save_bytes - kTestManifestBytes;
   const control::ShardInfo info = MakeShard(shard);
   h.store[DigestOf(info)] = {info, true};
   Held(IndexOf(h.name), DigestOf(info));
@@ -274,6 +276,11 @@ NodeEvent::Any TestCluster::FinishPull(size_t host, const NodeAction::Pull& a) {
     pulled.status = Error(Code::kResourceExhausted, "the volume is full");
     return pulled;
   }
+  const uint64_t needed = a.wanted.shard().bytes() + a.wanted.shard().manifest_bytes();
+  if (options_.capacity != 0 && Used(host) + needed > options_.capacity) {
+    pulled.status = Error(Code::kResourceExhausted, "no room for a shard");
+    return pulled;
+  }
   for (const std::string& node : a.wanted.nodes()) {
     const size_t from = IndexOf(node);
     if (from == host) Violation("a node pulls from itself");
@@ -285,6 +292,7 @@ NodeEvent::Any TestCluster::FinishPull(size_t host, const NodeAction::Pull& a) {
     }
     h.store[digest] = {a.wanted.shard(), true};
     Held(host, digest);
+    CheckMemory(host);
     ++pulls_;
     pulled.status = OkStatus();
     pulled.bytes_pulled = a.wanted.shard().bytes();
@@ -310,6 +318,46 @@ Result<LogicalDifference> TestCluster::FinishCompare(size_t host, const NodeActi
   return Error(Code::kUnavailable, "no source answers");
 }
 
+// ---- memory ----------------------------------------------------------------------------------
+
+uint64_t TestCluster::Used(size_t host) const {
+  const Host& h = *hosts_[host];
+  uint64_t bytes = h.taken + (h.staged.size() + h.volume.size()) * options_.save_bytes;
+  for (const auto& [digest, copy] : h.store) {
+    bytes += copy.info.bytes() + copy.info.manifest_bytes();
+  }
+  return bytes;
+}
+
+MemoryRoom TestCluster::RoomOf(size_t host) const {
+  const uint64_t unlimited = uint64_t{1} << 40;
+  MemoryRoom room;
+  room.total_bytes = options_.capacity != 0 ? options_.capacity : unlimited;
+  room.free_bytes = room.total_bytes - std::min(room.total_bytes, Used(host));
+  const Host& h = *hosts_[host];
+  if (!h.pull_limit) return room;
+  uint64_t charged = 0;
+  for (const auto& [digest, copy] : h.store) {
+    if (copy.info.rank() != h.rank) charged += copy.info.bytes() + copy.info.manifest_bytes();
+  }
+  room.limit_bytes = *h.pull_limit;
+  room.limit_free_bytes = *h.pull_limit - std::min(*h.pull_limit, charged);
+  return room;
+}
+
+void TestCluster::CheckMemory(size_t host) {
+  const uint64_t used = Used(host);
+  peak_used_ = std::max(peak_used_, used);
+  if (options_.capacity != 0 && used > options_.capacity) {
+    Violation(fmt::format("{} holds {} of {}", at(host).name, used, options_.capacity));
+  }
+}
+
+bool TestCluster::Do(size_t host, const NodeAction::ReadMemory&) {
+  NodeLater(host, NodeEvent::MemorySeen{RoomOf(host)});
+  return true;
+}
+
 // ---- invariants ------------------------------------------------------------------------------
 
 void TestCluster::Violation(const std::string& text) {
@@ -323,6 +371,10 @@ std::vector<std::vector<Rank>> TestCluster::PlacementOf(
   PlacementInput input{.nodes = record.world().nodes(),
                        .data_parallelism = record.world().data_parallelism()};
   input.peers_per_node = options_.peers_per_node;
+  // Whether copies fit is said by the node; the promise is then that of a job without peers.
+  if (options_.names_no_peers && Logged("no in-cluster redundancy")) {
+    return std::vector<std::vector<Rank>>(record.world().nodes());
+  }
   return Keepers(input);
 }
 

@@ -45,7 +45,11 @@ void TestCluster::StartClient(size_t host, Rank rank) {
   config.job = "job";
   config.rank = rank;
   config.world = options_.world;
-  config.peers_per_node = options_.peers_per_node;
+  if (options_.names_no_peers) {
+    config.peer_ranks.emplace();
+  } else {
+    config.peers_per_node = options_.peers_per_node;
+  }
   at(host).rank = rank;
   SendYaml(host, Result<ParsedConfig>(ParsedConfig{config, {}}));
 }
@@ -77,7 +81,12 @@ void TestCluster::Save(size_t host, Step step, uint64_t content) {
   Host& h = at(host);
   if (!h.client.released) return;
   const std::string name = std::to_string(step);
+  if (options_.capacity != 0 && Used(host) + options_.save_bytes > options_.capacity) {
+    ++h.client.failed_writes;
+    return;
+  }
   h.volume[name] = content;
+  CheckMemory(host);
   if (h.node && h.watching) NodeLater(host, NodeEvent::SaveSeen{name, step, 0});
 }
 
@@ -118,6 +127,7 @@ void TestCluster::StartAgent(size_t host) {
   options.data_host = h.name;
   options.data_port = 1;
   options.data_token = fmt::format("token of {:>16} {}", h.name, h.life);
+  options.on_pressure = options_.on_pressure;
   options.timings = options_.timings;
   h.node = std::make_unique<NodeMachine>(options);
   NodeEvent::Started started;
@@ -157,7 +167,10 @@ void TestCluster::CutData(size_t from, size_t to) { cut_.insert({from, to}); }
 void TestCluster::CutLink(size_t host) {
   if (at(host).link) Close(*at(host).link, true, true);
 }
-void TestCluster::FailNext(size_t host, const std::string& action) { ++at(host).fail[action]; }
+void TestCluster::FailNext(size_t host, const std::string& action, Code code) {
+  ++at(host).fail[action];
+  at(host).fail_code = code;
+}
 
 // ---- running ---------------------------------------------------------------------------------
 
@@ -234,7 +247,7 @@ void TestCluster::CarryOut(size_t host, const NodeActions& actions) {
       ok = std::visit([&](const auto& a) { return Do(host, a); }, actions[i]);
     }
     if (ok) continue;
-    NodeEvent::BatchFailed failed{name, Error(Code::kDataLoss, "injected"), {}};
+    NodeEvent::BatchFailed failed{name, Error(at(host).fail_code, "injected"), {}};
     for (size_t j = i; j < actions.size(); ++j) {
       if (const auto task = TaskOf(actions[j])) failed.skipped.push_back(*task);
     }

@@ -27,7 +27,12 @@ struct TestClusterOptions {
   size_t hosts = 2;
   WorldShape world{.framework = Framework::kOrbax, .nodes = 2};
   std::optional<uint32_t> peers_per_node = 1;
-  Duration delay_max = 1ms;  // of a message, a task
+  // Bytes that a host's volume holds, and that a node's save takes; 0: no limit, small.
+  uint64_t capacity = 0;
+  uint64_t save_bytes = 0;
+  OnPressure on_pressure = OnPressure::kRefuse;
+  bool names_no_peers = false;  // yamls say `peer-ranks: []`
+  Duration delay_max = 1ms;     // of a message, a task
   CoreTimings timings;
 };
 
@@ -40,6 +45,7 @@ class TestCluster {
     Blake3 digest;             // of worker 0's link
     std::vector<std::string> failed;
     std::vector<std::string> errors;
+    int failed_writes = 0;
   };
   struct Copy {
     control::ShardInfo info;
@@ -54,7 +60,8 @@ class TestCluster {
   void StartClient(size_t host, Rank rank);
   void StartJob();                                        // host i as rank i
   void EndClient(size_t host) { at(host).rank.reset(); }  // its job is no longer counted
-  // The job finished writing a step there. `content`: what its replicas have in common.
+  // The job finished writing a step there. `content`: what its replicas have in common. Without
+  // room for it the write fails, and is counted by the client.
   void Save(size_t host, Step step, uint64_t content = 0);
   void SaveAll(Step step);              // on the hosts of StartClient
   void SaveOn(size_t host, Step step);  // as SaveAll, if that host has a rank
@@ -68,8 +75,11 @@ class TestCluster {
   void CutData(size_t from, size_t to);  // pulls of `to` from `from` fail
   void MendData() { cut_.clear(); }
   void FillStore(size_t host, bool full) { at(host).full = full; }
+  // Something else takes so much of the host's volume, or of the agent's control group.
+  void TakeMemory(size_t host, uint64_t bytes) { at(host).taken = bytes; }
+  void SetPullLimit(size_t host, uint64_t bytes) { at(host).pull_limit = bytes; }
   void CutLink(size_t host);  // its control connection breaks
-  void FailNext(size_t host, const std::string& action);
+  void FailNext(size_t host, const std::string& action, Code code = Code::kDataLoss);
   void ClearFailures(size_t host) { at(host).fail.clear(); }
   void Stop(size_t host) { NodeLater(host, NodeEvent::StopRequested{}); }
   void ChangeJaxInit(size_t host, const std::string& text) {
@@ -106,6 +116,8 @@ class TestCluster {
     return hosts_[host]->generations;
   }
   size_t CopiesOf(const Blake3& digest) const;  // good ones
+  uint64_t Used(size_t host) const;             // bytes of its volume
+  uint64_t PeakUsed() const { return peak_used_; }
   // Digests of the newest generation recorded anywhere, by rank.
   std::vector<Blake3> NewestDigests() const;
   const std::vector<std::string>& log() const { return log_; }
@@ -136,6 +148,8 @@ class TestCluster {
     std::vector<control::Unreadable> unreadable;
     Client client;
     bool full = false;
+    uint64_t taken = 0;
+    std::optional<uint64_t> pull_limit;
     // The agent's life.
     uint64_t life = 0;
     std::unique_ptr<NodeMachine> node;
@@ -147,6 +161,7 @@ class TestCluster {
     std::optional<uint64_t> link;  // to a coordinator
     Instant local_busy{};
     std::map<std::string, int> fail;
+    Code fail_code = Code::kDataLoss;
     std::optional<uint64_t> kill_after;
   };
   struct Connection {
@@ -178,6 +193,8 @@ class TestCluster {
   void CarryOut(size_t host, const CoordinatorActions& actions);
   void StartTask(size_t host, TaskId id, Task task);
   void FinishTask(size_t host, TaskId id);
+  MemoryRoom RoomOf(size_t host) const;
+  void CheckMemory(size_t host);
   NodeEvent::Any FinishStage(Host& h, const NodeAction::Stage& a);
   NodeEvent::Any FinishPull(size_t host, const NodeAction::Pull& a);
   Result<LogicalDifference> FinishCompare(size_t host, const NodeAction::Compare& a);
@@ -213,6 +230,7 @@ class TestCluster {
   bool Do(size_t host, const NodeAction::SetTimer& a);
   bool Do(size_t host, const NodeAction::CancelTimer& a);
   bool Do(size_t host, const NodeAction::LogText& a);
+  bool Do(size_t host, const NodeAction::ReadMemory& a);
   bool Do(size_t host, const NodeAction::Stage& a);
   bool Do(size_t host, const NodeAction::Pull& a);
   bool Do(size_t host, const NodeAction::Verify& a);
@@ -254,6 +272,7 @@ class TestCluster {
   std::string trace_;
   uint64_t pulls_ = 0;
   uint64_t divergences_ = 0;
+  uint64_t peak_used_ = 0;
   bool ok_ = true;
 };
 

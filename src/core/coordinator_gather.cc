@@ -310,6 +310,8 @@ void CoordinatorMachine::Impl::StartRun() {
     }
   }
   keepers_ = Keepers(placement);
+  optional_peers_ = PeersAreOptional();
+  thinned_ = false;
   if (settings_.world().nodes() == 1) {
     SetProblem("alone", "The job has one node: its checkpoints have no in-cluster redundancy");
   }

@@ -1,7 +1,8 @@
 // Inside of CoordinatorMachine: the state that its parts share. coordinator.cc dispatches events
 // and speaks to members; coordinator_gather.cc finds out who takes part; coordinator_restore.cc
-// makes the restore decision; coordinator_run.cc protects and commits saves;
-// coordinator_diverge.cc reports replicas that disagree.
+// makes the restore decision; coordinator_run.cc protects and commits saves; coordinator_diverge.cc
+// reports replicas that disagree; coordinator_memory.cc decides what gives way where a node's
+// memory is short.
 #pragma once
 
 #include <map>
@@ -67,6 +68,11 @@ class CoordinatorMachine::Impl {
     uint64_t attempt() const { return join.attempt().counter(); }
     RunId in_run() const { return FromProto(join.in_run()); }
   };
+  // A node that can't hold what it is to keep.
+  struct NoRoom {
+    uint64_t short_bytes = 0;
+    bool may_thin = false;
+  };
   // A generation on its way to enough copies.
   struct Protection {
     control::GenerationRecord record;
@@ -74,6 +80,7 @@ class CoordinatorMachine::Impl {
     bool rebuild = false;
     bool commits = true;                     // false: already committed, copies were lost since
     std::map<std::string, uint64_t> orders;  // outstanding, by node
+    std::map<std::string, NoRoom> no_room;   // of these: what waits for memory
     int failed_tries = 0;
     bool waiting = false;  // for the retry timer
     bool stalled = false;  // given up; something newer will take its place
@@ -183,6 +190,16 @@ class CoordinatorMachine::Impl {
   void TellDivergence(const control::Divergence& divergence);
   void SayUncommitted(const Protection& protection, const std::string& why);
 
+  // -- coordinator_memory.cc
+  bool PeersAreOptional() const;
+  void OnNoRoom(std::optional<Protection>* slot, Peer* member, const control::Kept& m);
+  void GiveUpPeers(const std::string& node, const std::string& why);
+  void MakeRoom(Protection* protection);
+  std::vector<Blake3> MisplacedOn(const std::string& node, uint64_t bytes) const;
+  std::vector<Blake3> ThinnableOn(const Peer& member, uint64_t bytes) const;
+  uint64_t GiveBack(const Peer& member, const std::vector<Blake3>& digests,
+                    const std::string& reason);
+  void EndThinning();
   std::vector<std::string> NodesByRank() const;
   bool AllConnected() const;
 
@@ -235,7 +252,9 @@ class CoordinatorMachine::Impl {
   std::optional<control::Divergence> divergence_;  // of the newest complete save, compared
   std::optional<control::GenerationRecord> committed_;
   std::map<std::string, std::set<Blake3>> committed_keep_;
-  std::set<Rank> commit_open_;  // members that have not recorded it yet
+  std::set<Rank> commit_open_;   // members that have not recorded it yet
+  bool optional_peers_ = false;  // no yaml names any: only where they fit
+  bool thinned_ = false;         // copies of the last committed generation were given up
   uint64_t next_number_ = 1;
   uint64_t next_order_ = 1;
 

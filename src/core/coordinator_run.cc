@@ -94,6 +94,7 @@ void CoordinatorMachine::Impl::Apply(const SaveMatcher::Drops& drops) {
 void CoordinatorMachine::Impl::AfterMatch() {
   const std::optional<SaveKey> save = matcher_->active();
   if (save && !active_) BeginSave(*save);
+  if (!active_) EndThinning();
 }
 
 // ---- protection ------------------------------------------------------------------------------
@@ -151,6 +152,7 @@ void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot) {
                 /*final=*/true);
       } else {
         Apply(matcher_->DropActive("a node lost it before there was a copy"));
+        AfterMatch();
       }
       return;
     }
@@ -183,6 +185,7 @@ bool CoordinatorMachine::Impl::SendKeeps(
     auto* keep = message.mutable_keep();
     keep->set_order(order->second);
     keep->set_rebuild(protection->rebuild);
+    keep->set_optional(optional_peers_);
     for (const Blake3& digest : lacks->second) {
       auto* wanted = keep->add_wanted();
       *wanted->mutable_shard() = *holdings_.Find(digest);
@@ -203,7 +206,12 @@ void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
     Protection& protection = **slot;
     const auto order = protection.orders.find(member->node());
     if (order == protection.orders.end() || order->second != m.order()) continue;
+    if (m.waiting() || (optional_peers_ && m.out_of_space())) {
+      OnNoRoom(slot, member, m);
+      return;
+    }
     protection.orders.erase(order);
+    protection.no_room.erase(member->node());
     for (const std::string& held : m.held()) {
       const auto* shard = holdings_.Find(FixedFromProto<Blake3>(held));
       if (shard != nullptr) holdings_.AddVerified(member->node(), control::ShardInfo(*shard));
@@ -213,6 +221,10 @@ void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
       FailTry(&protection, fmt::format("node {}: {}", member->node(), m.error()), m.out_of_space());
     }
     Pump(slot);
+    // What is held now may make other copies needless.
+    for (auto* other : {&active_, &rebuild_}) {
+      if (*other) MakeRoom(&**other);
+    }
     return;
   }
   ++dropped_messages_;
@@ -247,9 +259,16 @@ void CoordinatorMachine::Impl::RetryKeeps() {
 
 void CoordinatorMachine::Impl::KeepDeadline() {
   for (auto* slot : {&active_, &rebuild_}) {
-    if (!*slot || (*slot)->orders.empty()) continue;
-    const std::string node = (*slot)->orders.begin()->first;
-    (*slot)->orders.clear();
+    if (!*slot) continue;
+    // What waits for memory was told, and is asked for no other way.
+    const auto& no_room = (*slot)->no_room;
+    std::string node;
+    std::erase_if((*slot)->orders, [&](const auto& order) {
+      if (no_room.count(order.first) != 0) return false;
+      if (node.empty()) node = order.first;
+      return true;
+    });
+    if (node.empty()) continue;
     FailTry(&**slot,
             fmt::format("node {} did not answer within {}", node,
                         FormatDuration(options_.timings.keep_deadline)),
@@ -277,6 +296,8 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
     ClearProblem("unprotected");
     ClearProblem("redundancy");
     ClearProblem("lost");
+    ClearProblem("thinned");
+    thinned_ = false;
   }
   Log(Severity::kInfo, fmt::format("Generation {} of {} is committed", committed_->save_number(),
                                    FromProto(committed_->save()).ToString()));
@@ -326,11 +347,14 @@ void CoordinatorMachine::Impl::CommitDeadline() {
     const std::string& node = members_.at(rank).node();
     SetProblem("commit " + node, fmt::format("node {} has not recorded the commit of step {}", node,
                                              committed_->save().step()));
+    // Until then it keeps the older generation too, which takes memory.
+    SendCommit(members_.at(rank));
   }
+  if (!commit_open_.empty()) Arm(kCommitTimer, options_.timings.commit_deadline);
 }
 
 void CoordinatorMachine::Impl::CheckLastCommitted() {
-  if (!committed_ || rebuild_ || state_ != State::kRunning) return;
+  if (!committed_ || rebuild_ || thinned_ || state_ != State::kRunning) return;
   ProtectionPlan plan = PlanProtection(*committed_, NodesByRank(), keepers_);
   if (!Missing(plan, holdings_).empty()) BeginRebuild(*committed_, /*commits=*/false);
 }
@@ -343,7 +367,9 @@ void CoordinatorMachine::Impl::ResumeMember(Peer* member) {
   }
   if (state_ != State::kRunning) return;
   for (auto* slot : {&active_, &rebuild_}) {
-    if (*slot) (*slot)->orders.erase(member->node());
+    if (!*slot) continue;
+    (*slot)->orders.erase(member->node());
+    (*slot)->no_room.erase(member->node());
   }
   std::set<SaveKey> has;
   for (const auto& staged : member->join.staged()) has.insert(FromProto(staged.save()));

@@ -26,8 +26,8 @@ control::ShardInfo MakeShard(const TestShard& shard, const std::string& job) {
                                 shard.rank, shard.worker, shard.content));
   if (shard.logical != 0) summary.logical = ComputeBlake3(fmt::format("l {}", shard.logical));
   summary.volume_name = "D" + summary.digest.Hex();
-  summary.bytes = 1000;
-  summary.manifest_bytes = 100;
+  summary.bytes = shard.bytes;
+  summary.manifest_bytes = kTestManifestBytes;
   return ToProto(summary);
 }
 

@@ -17,6 +17,7 @@
 #include "base/result.h"
 #include "base/time.h"
 #include "control.pb.h"
+#include "core/memory_budget.h"
 #include "format/manifest.h"
 #include "format/ocdbt_logical.h"
 #include "format/replicator_config.h"
@@ -108,6 +109,10 @@ struct NodeEvent {
     TaskId task = 0;
     Result<LogicalDifference> difference;
   };
+  // Answer to ReadMemory.
+  struct MemorySeen {
+    MemoryRoom room;
+  };
   struct TimerFired {
     TimerId timer = 0;
   };
@@ -122,7 +127,7 @@ struct NodeEvent {
   using Any = std::variant<Started, ConfigSeen, ConfigGone, JaxInitChanged, SaveSeen, VolumeCleaned,
                            CoordinatorLocated, LocateFailed, CoordinatorConnected, CoordinatorLost,
                            Received, Staged, StageFailed, Pulled, Verified, Deleted, Compared,
-                           TimerFired, BatchFailed, StopRequested>;
+                           MemorySeen, TimerFired, BatchFailed, StopRequested>;
 };
 
 struct NodeAction {
@@ -212,7 +217,8 @@ struct NodeAction {
   struct UseMembers {
     std::vector<control::Member> members;
   };
-  struct ExitNow {};  // answer to StopRequested when all is in order
+  struct ReadMemory {};  // → MemorySeen; what can't be read is said there, too
+  struct ExitNow {};     // answer to StopRequested when all is in order
   // -- tasks
   // `name` empty: the staged directory is already there (taken over before).
   struct Stage {
@@ -248,8 +254,8 @@ struct NodeAction {
                            LocateCoordinator, BecomeCoordinator, Connect, Disconnect, Send,
                            DiscardSaves, WritePrerestore, PlaceLink, PlaceNoCheckpoint, WriteMeta,
                            RemoveOtherMetas, RecordGeneration, ForgetGenerations, WriteError,
-                           WriteFailed, SetTimer, CancelTimer, LogText, UseMembers, ExitNow, Stage,
-                           Pull, Verify, DeleteShards, Compare, CancelTask>;
+                           WriteFailed, SetTimer, CancelTimer, LogText, UseMembers, ReadMemory,
+                           ExitNow, Stage, Pull, Verify, DeleteShards, Compare, CancelTask>;
 };
 using NodeActions = std::vector<NodeAction::Any>;
 

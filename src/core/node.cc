@@ -143,6 +143,8 @@ void NodeMachine::Impl::HandleMessage(const control::Envelope& message) {
       return WriteError(message.divergence().text());
     case control::Envelope::kDrop:
       return OnDrop(message.drop());
+    case control::Envelope::kGiveBack:
+      return OnGiveBack(message.give_back());
     case control::Envelope::kCommit:
       return holding_ ? HolderCommit(message.commit()) : OnCommit(message.commit());
     default:
@@ -182,15 +184,22 @@ void NodeMachine::Impl::Handle(const NodeEvent::TimerFired& e) {
     case kPersistTimer:
       Persist();
       break;
+    case kRoomTimer:
+      RetryPulls();
+      break;
   }
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
-  const std::string text = e.action + " failed: " + e.error.ToString();
   const bool release =
       std::find(e.skipped.begin(), e.skipped.end(), release_task_) != e.skipped.end();
   if (release) release_task_ = 0;
+  std::string text = e.action;
+  if (undo_ && std::find(e.skipped.begin(), e.skipped.end(), undo_->task) != e.skipped.end()) {
+    text += fmt::format(" for the commit of step {}", committed_->save().step());
+  }
   TakeBackSkipped(e);
+  text += " failed: " + WithAdvice(e.error);
   if (e.action == kActionName<NodeAction::WriteFailed>) {
     // The client must at least not wait for its yaml to go.
     if (config_stands_) RemoveConfig();
@@ -269,6 +278,12 @@ NodeStatus NodeMachine::Impl::status() const {
   status.job = job_status_;
   status.last_error = last_error_;
   status.commits = commits_;
+  status.sizing = Sizing();
+  for (const auto& [digest, fetch] : fetches_) {
+    if (!fetch.waiting) continue;
+    ++status.pulls_waiting;
+    status.bytes_waiting += fetch.wanted.shard().bytes();
+  }
   status.dropped_messages = dropped_messages_;
   return status;
 }

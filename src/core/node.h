@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "core/events.h"
+#include "core/memory_budget.h"
 #include "core/timings.h"
 
 namespace tierkeep {
@@ -26,7 +27,17 @@ struct NodeOptions {
   uint16_t data_port = 0;
   std::string data_token;
   CoordinatorPlace place = CoordinatorPlace::kRankZero;
+  OnPressure on_pressure = OnPressure::kRefuse;
   CoreTimings timings;
+};
+
+// What the node's checkpoints need and have, once a save has been staged or restored here.
+struct MemorySizing {
+  GenerationBytes generation;                   // of the last one
+  MemoryRoom room;                              // as last seen
+  uint64_t advised_bytes = 0;                   // for the volume
+  std::optional<uint64_t> advised_limit_bytes;  // for the agent's control group, where it has one
+  bool fits = false;
 };
 
 // For `tierkeep status`: a snapshot, cheap enough to take on every request.
@@ -43,6 +54,9 @@ struct NodeStatus {
   std::optional<control::JobStatus> job;  // as the coordinator last told
   std::string last_error;
   uint64_t commits = 0;
+  std::optional<MemorySizing> sizing;
+  uint64_t pulls_waiting = 0;  // copies that there is no room for now
+  uint64_t bytes_waiting = 0;
   uint64_t dropped_messages = 0;  // of another job, run or epoch
 };
 

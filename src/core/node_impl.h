@@ -1,7 +1,7 @@
 // Inside of NodeMachine: the state that its parts share. node.cc dispatches events, messages and
 // timers; node_config.cc starts and accepts the yaml; node_join.cc finds the coordinator and a run;
 // node_restore.cc restores and releases; node_save.cc stages, keeps, commits and collects;
-// node_compare.cc compares replicas.
+// node_compare.cc compares replicas; node_memory.cc admits pulls and says what size would do.
 #pragma once
 
 #include <map>
@@ -45,6 +45,7 @@ class NodeMachine::Impl {
     kHolderTimer,
     kSilentTimer,  // nothing heard from the coordinator
     kPersistTimer,
+    kRoomTimer,  // copies wait for memory
   };
   enum class Link : uint8_t { kNone, kConnecting, kUp };
 
@@ -53,6 +54,8 @@ class NodeMachine::Impl {
     control::SourceList wanted;
     TaskId task = 0;
     bool pulling = false;
+    bool waiting = false;  // for memory
+    std::string refused;   // why the last try ended for lack of it; not tried before a change
     NodeAction::Pull::Why why = NodeAction::Pull::Why::kReplicate;
   };
   struct RestoreWork {
@@ -65,6 +68,7 @@ class NodeMachine::Impl {
     control::Keep order;
     std::set<Blake3> open;
     control::Kept answer;
+    bool told_waiting = false;
   };
   struct OwnSave {
     uint64_t ordinal = 0;
@@ -101,6 +105,7 @@ class NodeMachine::Impl {
   void Handle(const NodeEvent::Verified& e);
   void Handle(const NodeEvent::Deleted& e);
   void Handle(const NodeEvent::Compared& e);
+  void Handle(const NodeEvent::MemorySeen& e);
   void Handle(const NodeEvent::TimerFired& e);
   void Handle(const NodeEvent::BatchFailed& e);
   void Handle(const NodeEvent::StopRequested& e);
@@ -173,7 +178,9 @@ class NodeMachine::Impl {
   void OnDrop(const control::Drop& m);
   void DropSave(const SaveKey& save);
   void OnCommit(const control::Commit& m);
+  bool IsOutdated(const control::ShardInfo& shard, const control::Commit& m) const;
   std::vector<Blake3> Outdated(const control::Commit& m) const;
+  void CancelOutdated(const control::Commit& m);
   void HolderCommit(const control::Commit& m);
   void TellMetas();
   // -- node_compare.cc
@@ -187,6 +194,32 @@ class NodeMachine::Impl {
   void CancelFetch(const Blake3& digest);
   void DeleteAll(std::vector<Blake3> digests, std::vector<std::string> staged);
   bool HoldsVerified(const Blake3& digest) const;
+
+  // -- node_memory.cc
+  void AskForRoom();
+  void BeginPull(Fetch* fetch, const Blake3& digest);
+  void AdmitPulls();
+  uint64_t RefusedBytes(NodeAction::Pull::Why why) const;
+  uint64_t UnderWayBytes() const;
+  bool PeersFit() const;
+  bool MayBegin(const Blake3& digest) const;
+  void RetryPulls();
+  void NoteNoRoom(Fetch* fetch, const Error& error);
+  void TellWaiting();
+  void TellWaiting(KeepWork* work, const Fetch& fetch);
+  void OnGiveBack(const control::GiveBack& m);
+  bool IsNeededHere(const control::ShardInfo& shard) const;
+  void NoteOwnBytes(const OwnSave& own);
+  void NoteKeptBytes(const control::Keep& m);
+  void NoteKeptBytes(const control::Commit& m);
+  uint64_t OwnBytes() const;
+  uint64_t ReserveBytes() const;
+  std::optional<MemorySizing> Sizing() const;
+  void TellSizing();
+  std::string SizeAdvice() const;
+  std::string Kept() const;
+  std::string WithAdvice(const Error& error) const;
+  Error WithWhatIsLacking(const Error& error, const Fetch& fetch) const;
 
   NodeOptions options_;
   Instant now_{};
@@ -249,6 +282,13 @@ class NodeMachine::Impl {
 
   // Shards whose deletion isn't certain to have begun.
   std::map<TaskId, std::vector<control::ShardInfo>> deleting_;
+
+  // Memory.
+  std::optional<MemoryRoom> room_;
+  uint64_t own_bytes_ = 0;              // the last save of this run
+  std::optional<uint64_t> kept_bytes_;  // copies of peers' shards, a generation; unset: not known
+  bool sizing_due_ = false;             // to be said with the next look at the memory
+  std::optional<bool> sizing_told_;     // in this run: whether it fits
 
   // What a failed commit batch must take back.
   struct CommitUndo {

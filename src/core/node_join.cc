@@ -261,6 +261,9 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
     state_.clear_saves();
     state_.set_last_ordinal(0);
     saves_.clear();
+    own_bytes_ = 0;
+    kept_bytes_.reset();
+    sizing_told_.reset();
   }
   *state_.mutable_run() = m.run();
   run_is_newest_ = true;

@@ -145,6 +145,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
   own->second.staged_names.erase(work.unit.worker);
   own->second.shards[work.unit.worker] = e.shard;
   if (own->second.shards.size() == config_->world.workers_per_node) {
+    NoteOwnBytes(own->second);
     SaveIsStaged(own->first, &own->second);
   }
   if (news) Persist();
@@ -193,7 +194,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::StageFailed& e) {
   const bool gone = e.error.code() == Code::kNotFound;  // the client has taken it away
   if (!gone && NoteSave(work.unit.save, work.ordinal)) Persist();
   if (work.adopted) {
-    if (!gone) WriteError("a save of the last run can't be adopted: " + e.error.ToString());
+    if (!gone) WriteError("a save of the last run can't be adopted: " + WithAdvice(e.error));
     adopting_.erase(e.task);
     if (adopting_.empty() && phase_ == Phase::kCleaning && state_.volume_cleaned()) {
       StartLocating();
@@ -205,7 +206,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::StageFailed& e) {
   TK_PROBE_IF(kSaveRefused, !gone);
   if (!gone) {
     WriteError(fmt::format("the save of {} can't be taken: {}", work.unit.save.ToString(),
-                           e.error.ToString()));
+                           WithAdvice(e.error)));
   }
   if (entered_) {
     control::Envelope message = NewMessage();
@@ -222,8 +223,14 @@ void NodeMachine::Impl::Handle(const NodeEvent::StageFailed& e) {
 
 void NodeMachine::Impl::StartFetch(const control::SourceList& wanted, NodeAction::Pull::Why why) {
   const Blake3 digest = DigestOf(wanted.shard());
-  const auto [it, added] = fetches_.emplace(digest, Fetch{wanted, 0, false, why});
-  if (!added) return;
+  const auto [it, added] = fetches_.emplace(digest, Fetch{wanted, 0, false, false, "", why});
+  if (!added) {
+    // A restore waits for nothing.
+    if (why != NodeAction::Pull::Why::kRestore || !it->second.waiting) return;
+    it->second.why = why;
+    BeginPull(&it->second, digest);
+    return;
+  }
   if (shards_.count(digest) == 0) {
     StartPull(digest, &it->second);
     return;
@@ -238,10 +245,13 @@ void NodeMachine::Impl::StartPull(const Blake3& digest, Fetch* fetch) {
     FetchDone(digest, Error(Code::kNotFound, "no other node has a copy of the shard"), {}, 0);
     return;
   }
-  fetch->pulling = true;
-  fetch->task = NewTask();
-  fetch_tasks_[fetch->task] = digest;
-  Do(NodeAction::Pull{fetch->task, fetch->wanted, fetch->why});
+  if (fetch->why == NodeAction::Pull::Why::kRestore) {
+    BeginPull(fetch, digest);
+    return;
+  }
+  fetch->task = 0;
+  fetch->waiting = true;
+  AskForRoom();
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::Verified& e) {
@@ -283,6 +293,12 @@ void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
   if (task == fetch_tasks_.end()) return;
   const Blake3 digest = task->second;
   fetch_tasks_.erase(task);
+  Fetch& fetch = fetches_.at(digest);
+  if (!e.status.ok() && e.status.error().code() == Code::kResourceExhausted &&
+      fetch.why != NodeAction::Pull::Why::kRestore) {
+    NoteNoRoom(&fetch, e.status.error());
+    return;
+  }
   if (e.status.ok()) {
     control::ShardInfo shard = fetches_.at(digest).wanted.shard();
     shard.clear_suspect();
@@ -296,7 +312,10 @@ void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
     answer.set_bytes_pulled(answer.bytes_pulled() + e.bytes_pulled);
     for (const std::string& node : e.bad_sources) answer.add_bad_sources(node);
   }
-  FetchDone(digest, e.status, e.bad_sources, e.bytes_pulled);
+  const bool no_room = !e.status.ok() && e.status.error().code() == Code::kResourceExhausted;
+  FetchDone(digest, no_room ? Status(WithWhatIsLacking(e.status.error(), fetch)) : e.status,
+            e.bad_sources, e.bytes_pulled);
+  RetryPulls();
 }
 
 void NodeMachine::Impl::FetchDone(const Blake3& done, const Status& status,
@@ -339,6 +358,7 @@ void NodeMachine::Impl::OnKeep(const control::Keep& m) {
       work.open.insert(digest);
     }
   }
+  NoteKeptBytes(m);
   const std::set<Blake3> open = work.open;
   const control::Keep order = m;
   for (const auto& wanted : order.wanted()) {
@@ -460,6 +480,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
     }
   }
   if (undo_ && undo_->task == e.task) undo_.reset();
+  RetryPulls();
 }
 
 // Metas follow the shards that are here.
@@ -473,24 +494,44 @@ void NodeMachine::Impl::TellMetas() {
   Do(NodeAction::RemoveOtherMetas{std::move(keep)});
 }
 
-// The job's shards that the commit makes obsolete: not to be kept, and not of a newer save.
-std::vector<Blake3> NodeMachine::Impl::Outdated(const control::Commit& m) const {
-  const std::set<std::string> keep(m.keep().begin(), m.keep().end());
+// A shard of the job that the commit makes obsolete unless it is to be kept: not of a newer save.
+bool NodeMachine::Impl::IsOutdated(const control::ShardInfo& shard,
+                                   const control::Commit& m) const {
+  if (shard.job() != m.generation().job()) return false;
   const RunId run = FromProto(state_.run());
+  if (FromProto(shard.save().run()) != run) return true;
   const bool own_run = FromProto(m.generation().save().run()) == run;
   const uint32_t workers = m.generation().world().workers_per_node();
+  const auto index = static_cast<int>(shard.rank() * workers + shard.worker());
+  const bool newer = !own_run || index >= m.generation().shards_size() ||
+                     shard.ordinal() > m.generation().shards(index).ordinal();
+  return !newer;
+}
+
+std::vector<Blake3> NodeMachine::Impl::Outdated(const control::Commit& m) const {
+  const std::set<std::string> keep(m.keep().begin(), m.keep().end());
   std::vector<Blake3> outdated;
   for (const auto& [digest, shard] : shards_) {
-    if (shard.job() != m.generation().job() || keep.count(digest.Raw()) != 0) continue;
-    if (FromProto(shard.save().run()) == run) {
-      const auto index = static_cast<int>(shard.rank() * workers + shard.worker());
-      const bool newer = !own_run || index >= m.generation().shards_size() ||
-                         shard.ordinal() > m.generation().shards(index).ordinal();
-      if (newer) continue;
-    }
-    outdated.push_back(digest);
+    if (keep.count(digest.Raw()) == 0 && IsOutdated(shard, m)) outdated.push_back(digest);
   }
   return outdated;
+}
+
+// What is still being fetched of it has no purpose any more.
+void NodeMachine::Impl::CancelOutdated(const control::Commit& m) {
+  const std::set<std::string> keep(m.keep().begin(), m.keep().end());
+  const auto outdated = [&](const control::SourceList& wanted) {
+    return keep.count(wanted.shard().digest()) == 0 && IsOutdated(wanted.shard(), m);
+  };
+  std::vector<Blake3> fetching;
+  for (const auto& [digest, fetch] : fetches_) {
+    if (outdated(fetch.wanted)) fetching.push_back(digest);
+  }
+  for (const Blake3& digest : fetching) CancelFetch(digest);
+  std::erase_if(keeps_, [&](const auto& entry) {
+    const auto& wanted = entry.second.order.wanted();
+    return std::any_of(wanted.begin(), wanted.end(), outdated);
+  });
 }
 
 void NodeMachine::Impl::OnCommit(const control::Commit& m) {
@@ -531,10 +572,9 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
       return entry.second.ordinal <= ordinal && entry.second.staged_names.empty();
     });
   }
-  const std::vector<Blake3> outdated =
-      TK_MUTATION(kNeverCollect) ? std::vector<Blake3>() : Outdated(m);
-  for (const Blake3& digest : outdated) CancelFetch(digest);
-  DeleteAll(outdated, {});
+  NoteKeptBytes(m);
+  CancelOutdated(m);
+  DeleteAll(TK_MUTATION(kNeverCollect) ? std::vector<Blake3>() : Outdated(m), {});
   TellMetas();
 }
 

@@ -38,9 +38,10 @@ struct CoreTimings {
   Duration prepare_deadline = 600s;
   Duration keep_deadline = 600s;
   Duration compare_deadline = 60s;  // what differs between replicas: then it stays unknown
-  Duration commit_deadline = 60s;   // a member that doesn't record a commit: reported
+  Duration commit_deadline = 60s;   // a member that doesn't record a commit: said, asked again
   Duration retry_pause = 2s;        // after a failed replication of the newest save
   int keep_tries = 3;
+  Duration room_recheck = 5s;  // while a copy waits for memory that others may give back unseen
 };
 
 }  // namespace tierkeep

@@ -364,7 +364,13 @@ Status CheckBody(const control::Kept& m, const std::string&) {
   TK_RETURN_IF_ERROR(CheckNumber(m.order(), "order"));
   TK_RETURN_IF_ERROR(CheckText(m.error(), "error"));
   TK_RETURN_IF_ERROR(CheckDigests(m.held(), "held"));
+  if (m.waiting() && m.ok()) return Bad("an order that waits is called done");
   return CheckNodeNames(m.bad_sources(), "bad_sources");
+}
+
+Status CheckBody(const control::GiveBack& m, const std::string&) {
+  TK_RETURN_IF_ERROR(CheckDigests(m.digests(), "digests"));
+  return CheckText(m.reason(), "reason");
 }
 
 Status CheckBody(const control::Drop& m, const std::string&) {
@@ -490,6 +496,8 @@ Status CheckAnyBody(const control::Envelope& e) {
       return CheckBody(e.compared(), e.job());
     case control::Envelope::kDivergence:
       return CheckBody(e.divergence(), e.job());
+    case control::Envelope::kGiveBack:
+      return CheckBody(e.give_back(), e.job());
     case control::Envelope::BODY_NOT_SET:
       break;
   }

@@ -154,6 +154,9 @@ std::vector<Envelope> MessageMaker::All() {
   kept.mutable_kept()->set_order(4);
   kept.mutable_kept()->add_held(Shard(3).digest.Raw());
   *add().mutable_drop()->mutable_save() = ToProto(save);
+  Envelope& give_back = add();
+  give_back.mutable_give_back()->add_digests(Shard(3).digest.Raw());
+  give_back.mutable_give_back()->set_reason("memory is short");
   Envelope& recorded = add();
   *recorded.mutable_commit_recorded()->mutable_run() = ToProto(run);
   recorded.mutable_commit_recorded()->set_save_number(5);

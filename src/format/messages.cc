@@ -45,6 +45,8 @@ void CleanTexts(control::Envelope* e) {
       return Clean(e->mutable_kept()->mutable_error());
     case control::Envelope::kDrop:
       return Clean(e->mutable_drop()->mutable_reason());
+    case control::Envelope::kGiveBack:
+      return Clean(e->mutable_give_back()->mutable_reason());
     case control::Envelope::kRunEnded:
       return Clean(e->mutable_run_ended()->mutable_reason());
     case control::Envelope::kLeaving:

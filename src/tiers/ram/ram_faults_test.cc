@@ -1,9 +1,12 @@
-// Every call of every operation fails once, and every operation is cut off after every call.
-// Whatever happens, the older shard stays whole, and nothing half-made is ever taken for a shard.
+// Every call of every operation fails once, every operation is cut off after every call, and the
+// volume becomes full at every call. Whatever happens, the last committed generation stays whole,
+// nothing half-made is ever taken for a shard, and with space again the operation works.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
+#include "format/messages.h"
 #include "format/store_names.h"
 #include "format/volume_names.h"
 #include "tiers/ram/ram_testutil.h"
@@ -16,7 +19,9 @@ namespace fs = std::filesystem;
 // A node with a committed shard, and what is about to happen to it.
 struct Scene {
   RamNode node;
+  Prng prng{1};
   Blake3 older;
+  control::GenerationRecord committed;
   std::string newer_encoded;  // of a shard that another node has
   std::string content = std::string(300'000, 'n');
 
@@ -32,6 +37,17 @@ struct Scene {
     const auto staged = node.Stage("1", TestIdentity(1));
     TK_CHECK(staged.ok());
     older = staged->digest;
+    committed = NewRecord();
+    TK_CHECK(node.store().WriteGeneration(committed).ok());
+  }
+  control::GenerationRecord NewRecord() {
+    return RandomGeneration(&prng, "train", TestIdentity(1).world);
+  }
+  bool HasCommitted() {
+    const auto records = node.store().Generations();
+    return std::any_of(records.begin(), records.end(), [&](const auto& record) {
+      return record.SerializeAsString() == committed.SerializeAsString();
+    });
   }
 };
 
@@ -39,6 +55,7 @@ struct Operation {
   std::string name;
   std::function<void(Scene&)> prepare;
   std::function<Status(Scene&)> run;
+  std::function<Status(Scene&)> again = {};  // after a failure, where that isn't `run`
 };
 
 Status Stage(Scene& scene) {
@@ -46,6 +63,16 @@ Status Stage(Scene& scene) {
   const auto staged = scene.node.stager().HashAndAdopt("s", TestIdentity(2), nullptr);
   return staged.ok() ? OkStatus() : Status(staged.error());
 }
+
+// Wherever the first try ended.
+Status StageAgain(Scene& scene) {
+  if (Exists(scene.node.Client("2"))) TK_RETURN_IF_ERROR(scene.node.stager().Take("2", "s"));
+  if (!Exists(scene.node.InStore("staged/s"))) return OkStatus();
+  const auto staged = scene.node.stager().HashAndAdopt("s", TestIdentity(2), nullptr);
+  return staged.ok() ? OkStatus() : Status(staged.error());
+}
+
+const WorkerName kName{"train", 1, 0, 0};
 
 // The newer shard as a pull brings it.
 void PrepareIncoming(Scene& scene) {
@@ -78,7 +105,7 @@ std::vector<Operation> Operations() {
     TK_CHECK(scene.node.store().LinkIntoVolume(scene.older).ok());
   };
   return {
-      {"Stage", none, Stage},
+      {"Stage", none, Stage, StageAgain},
       {"Receive", PrepareIncoming, Receive},
       {"Link", none, [](Scene& s) -> Status { return s.node.store().LinkIntoVolume(s.older); }},
       {"Relink", link,
@@ -93,7 +120,8 @@ std::vector<Operation> Operations() {
          TK_RETURN_IF_ERROR(s.node.stager().Take("2", "s"));
          PutFile(s.node.Client("odd/a"), "x");
          return s.node.volume().Clean({});
-       }},
+       },
+       [](Scene& s) -> Status { return s.node.volume().Clean({}); }},
       {"Verify", none,
        [](Scene& s) -> Status {
          const VerifyResult result = s.node.store().Verify(s.older, nullptr);
@@ -102,6 +130,21 @@ std::vector<Operation> Operations() {
       {"DeleteStaged", [](Scene& s) { TK_CHECK(s.node.stager().Take("2", "s").ok()); },
        [](Scene& s) -> Status { return s.node.store().DeleteStaged("s"); }},
       {"Open", link, [](Scene& s) -> Status { return s.node.Reopen(); }},
+      {"Record", none,
+       [](Scene& s) -> Status { return s.node.store().WriteGeneration(s.NewRecord()); }},
+      {"Meta", none, [](Scene& s) -> Status { return s.node.volume().WriteMeta(kName, Older(s)); }},
+      {"Prerestore", none,
+       [](Scene& s) -> Status { return s.node.volume().WritePrerestore(1, ""); }},
+      {"PlaceLink", link,
+       [](Scene& s) -> Status { return s.node.volume().PlaceRestoreLink(kName, Older(s)); }},
+      {"Delete", [](Scene& s) { TK_CHECK(Stage(s).ok()); },
+       [](Scene& s) -> Status {
+         for (const HeldShard& shard : s.node.store().Shards()) {
+           if (shard.digest == s.older) continue;
+           TK_RETURN_IF_ERROR(s.node.store().Delete(shard.digest));
+         }
+         return OkStatus();
+       }},
   };
 }
 
@@ -115,6 +158,7 @@ class FaultsTest : public testing::TestWithParam<size_t> {
     Store& store = scene.node.store();
     EXPECT_TRUE(store.unreadable().empty()) << when << store.unreadable()[0].detail;
     EXPECT_TRUE(store.Find(scene.older)) << when;
+    EXPECT_TRUE(scene.HasCommitted()) << when;
     EXPECT_LE(store.Shards().size(), 2u) << when;
     for (const HeldShard& shard : store.Shards()) {
       const VerifyResult verified = store.Verify(shard.digest, nullptr);
@@ -139,6 +183,43 @@ class FaultsTest : public testing::TestWithParam<size_t> {
     if (f != nullptr) fclose(f);
   }
 
+  void ExpectWorks(const Operation& operation, Scene& scene, const std::string& when) {
+    const Status again = operation.again ? operation.again(scene) : operation.run(scene);
+    EXPECT_TRUE(again.ok()) << when << "again: " << again.error().ToString();
+  }
+
+  // From one call on nothing that takes what is named can be had.
+  void FillAtEachCall(const std::vector<std::string_view>& calls) {
+    const Operation operation = Operations()[GetParam()];
+    const auto fails = [&calls](std::string_view call) {
+      return std::find(calls.begin(), calls.end(), call) != calls.end();
+    };
+    for (uint64_t n = 1;; ++n) {
+      Scene scene;
+      operation.prepare(scene);
+      scene.node.faults().FailFrom(n, ErrnoError(ENOSPC, "injected"), fails);
+      const Status done = operation.run(scene);
+      const std::string when = fmt::format("{}, full from call {}: ", operation.name, n);
+      if (!scene.node.faults().hit()) {
+        EXPECT_TRUE(done.ok()) << when << done.error().ToString();
+        return;
+      }
+      if (!done.ok() && operation.name != "Verify") {
+        EXPECT_EQ(done.error().code(), Code::kResourceExhausted) << when;
+      }
+      if (operation.name != "Open" || done.ok()) {
+        // Still full, and nothing is lost.
+        const VerifyResult verified = scene.node.store().Verify(scene.older, nullptr);
+        EXPECT_TRUE(verified.ok) << when << verified.problem;
+        EXPECT_TRUE(scene.HasCommitted()) << when;
+        scene.node.faults().Clear();
+        ExpectWorks(operation, scene, when);
+      }
+      ExpectSound(scene, when);
+      if (HasFatalFailure() || HasNonfatalFailure()) return;
+    }
+  }
+
   void RunAll(const Error& error, Faults::After after) {
     const Operation operation = Operations()[GetParam()];
     uint64_t n = 1;
@@ -157,11 +238,7 @@ class FaultsTest : public testing::TestWithParam<size_t> {
         EXPECT_NE(done.error().code(), Code::kUnknown) << when;
       }
       ExpectSound(scene, when);
-      // And then it works.
-      if (operation.name == "Receive" || operation.name == "Link") {
-        const Status again = operation.run(scene);
-        EXPECT_TRUE(again.ok()) << when << again.error().ToString();
-      }
+      ExpectWorks(operation, scene, when);
       if (HasFatalFailure() || HasNonfatalFailure()) return;
     }
     EXPECT_GT(n, 2u) << "no call was ever made to fail";
@@ -178,7 +255,15 @@ TEST_P(FaultsTest, KilledBeforeEachCall) {
   RunAll(Error(Code::kInternal, "killed"), Faults::After::kFails);
 }
 
-INSTANTIATE_TEST_SUITE_P(Operations, FaultsTest, testing::Range<size_t>(0, 9),
+// Pages, as on a full tmpfs; and what counts against its number of inodes.
+TEST_P(FaultsTest, TheVolumeIsFullFromEachCallOn) {
+  FillAtEachCall({"WriteAll", "Allocate", "WriteFileAtomically"});
+}
+TEST_P(FaultsTest, NoMoreFilesFromEachCallOn) {
+  FillAtEachCall({"CreateFile", "MakeDir", "MakeDirs", "MakeSymlink", "WriteFileAtomically"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Operations, FaultsTest, testing::Range<size_t>(0, 14),
                          [](const auto& test) { return Operations()[test.param].name; });
 
 }  // namespace

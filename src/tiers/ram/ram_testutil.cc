@@ -190,6 +190,16 @@ void Faults::FailAt(uint64_t n, Error error, After after) {
   });
 }
 
+void Faults::FailFrom(uint64_t n, Error error, std::function<bool(std::string_view call)> fails) {
+  const auto calls = std::make_shared<std::atomic<uint64_t>>(0);
+  Set([this, n, error, fails = std::move(fails), calls](std::string_view call,
+                                                        std::string_view) -> std::optional<Error> {
+    if (++*calls < n || !fails(call)) return std::nullopt;
+    hit_ = true;
+    return error;
+  });
+}
+
 std::optional<Error> Faults::Check(std::string_view call, std::string_view path) {
   Rule rule;
   {

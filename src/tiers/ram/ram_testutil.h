@@ -35,7 +35,9 @@ class Faults {
   // Only the n-th call from now on (from 1) fails, or it and all after it: the process was killed.
   enum class After : uint8_t { kWorks, kFails };
   void FailAt(uint64_t n, Error error, After after);
-  // Whether a call has failed by FailAt.
+  // From the n-th call on those that `fails` names fail.
+  void FailFrom(uint64_t n, Error error, std::function<bool(std::string_view call)> fails);
+  // Whether a call has failed by FailAt or FailFrom.
   bool hit() const { return hit_.load(); }
   std::optional<Error> Check(std::string_view call, std::string_view path);
 

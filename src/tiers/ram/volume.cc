@@ -17,6 +17,8 @@ namespace {
 constexpr uint64_t kConfigBytesMax = 1u << 20;
 constexpr uint64_t kErrorsBytesMax = 64u << 10;
 constexpr uint64_t kJaxInitBytesMax = 4u << 10;
+// A file in the store that has its pages already: what it says can be put into a full volume.
+constexpr std::string_view kSpareName = "spare";
 constexpr uint32_t kFileMode = 0644;  // the job's user may be another than ours
 
 struct ReadFile {
@@ -62,7 +64,9 @@ bool HasCommitSuccess(Dir& client, const std::string& name) {
 
 }  // namespace
 
-Volume::Volume(Store* store, Logger logger) : store_(store), logger_(std::move(logger)) {}
+Volume::Volume(Store* store, Logger logger) : store_(store), logger_(std::move(logger)) {
+  MakeSpare();
+}
 
 // ---- replicator.yaml ---------------------------------------------------------------------------
 
@@ -239,7 +243,34 @@ Status Volume::Append(std::string_view name, std::string_view line) {
     const size_t cut = text.find('\n', text.size() - kErrorsBytesMax - 1);
     text.erase(0, cut + 1 < text.size() ? cut + 1 : text.size() - kErrorsBytesMax);
   }
-  return Put(name, text);
+  const Status put = Put(name, text);
+  if (!put.ok() && !PutSpare(name, text).ok()) {
+    // The store can't be written. Beside its target the job could meddle with a file; what it
+    // would gain is its own text in its own volume.
+    if (!store_->client().WriteFileAtomically(name, text, kFileMode).ok()) return put;
+  }
+  if (!spare_) MakeSpare();
+  return OkStatus();
+}
+
+// Without one, errors are lost on a full volume alone: that is no error.
+void Volume::MakeSpare() {
+  Dir& root = store_->root();
+  auto file = root.CreateFile(kSpareName, kFileMode);
+  if (!file.ok() && file.error().code() == Code::kAlreadyExists) {
+    file = root.OpenFileReadWrite(kSpareName);
+  }
+  if (!file.ok() || !(*file)->Allocate(0, kErrorsBytesMax).ok()) return;
+  const auto stat = (*file)->Stat();
+  spare_ = stat.ok() && root.SetOwnerAndMode(kSpareName, stat->uid, stat->gid, kFileMode).ok();
+}
+
+Status Volume::PutSpare(std::string_view name, std::string_view content) {
+  if (!std::exchange(spare_, false)) return Error(Code::kResourceExhausted, "no spare file");
+  TK_ASSIGN_OR_RETURN(const auto file, store_->root().OpenFileReadWrite(kSpareName));
+  TK_RETURN_IF_ERROR(file->WriteAll(0, AsBytes(content)));
+  TK_RETURN_IF_ERROR(file->Resize(content.size()));
+  return PutByRename(std::string(kSpareName), name);
 }
 
 Status Volume::AppendError(std::string_view line) { return Append(kErrorsName, line); }

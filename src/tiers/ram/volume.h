@@ -71,7 +71,8 @@ class Volume {
   // Removes every *.meta but `keep`.
   Status RemoveOtherMetas(const std::vector<WorkerName>& keep);
   // Appends to replicator.errors (creating it), or to both for a fatal one. Beyond 64 KiB the
-  // oldest lines go.
+  // oldest lines go. Works with a full volume, from a file that was made before, and with a store
+  // that can't be written.
   Status AppendError(std::string_view line);
   Status AppendFailed(std::string_view line);
   // nullopt: none there, or nothing that a platform would write (a link, over 4 KiB).
@@ -81,10 +82,13 @@ class Volume {
   Status Put(std::string_view name, std::string_view content);
   Status PutByRename(const std::string& temporary, std::string_view name);
   Status Append(std::string_view name, std::string_view line);
+  void MakeSpare();
+  Status PutSpare(std::string_view name, std::string_view content);
 
   Store* store_;
   Logger logger_;
   std::mutex append_mutex_;  // reading, adding and replacing are one step among our own threads
+  bool spare_ = false;       // store/spare has its pages
 };
 
 }  // namespace tierkeep

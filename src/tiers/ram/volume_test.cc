@@ -132,6 +132,40 @@ TEST_F(VolumeTest, ErrorsStayWithinTheirBound) {
   EXPECT_LE(GetFile(Client("replicator.errors")).size(), 64u << 10);
 }
 
+TEST_F(VolumeTest, ErrorsAreWrittenIntoAFullVolume) {
+  ASSERT_TRUE(volume().AppendError("before").ok());
+  const auto no_space = [](std::string_view call, std::string_view) -> std::optional<Error> {
+    const bool takes = call == "CreateFile" || call == "WriteFileAtomically" || call == "MakeDir" ||
+                       call == "Allocate";
+    if (takes) return ErrnoError(ENOSPC, "injected");
+    return std::nullopt;
+  };
+  node_.faults().Set(no_space);
+  ASSERT_TRUE(volume().AppendError("full").ok());
+  EXPECT_EQ(GetFile(Client("replicator.errors")), "before\nfull\n");
+  // Once only, until there is space again.
+  EXPECT_EQ(volume().AppendError("lost").error().code(), Code::kResourceExhausted);
+  node_.faults().Clear();
+  ASSERT_TRUE(volume().AppendError("after").ok());
+  node_.faults().Set(no_space);
+  ASSERT_TRUE(volume().AppendError("full again").ok());
+  EXPECT_EQ(GetFile(Client("replicator.errors")), "before\nfull\nafter\nfull again\n");
+  struct stat st;
+  ASSERT_EQ(::stat(Client("replicator.errors").c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 07777, 0644u);
+}
+
+TEST_F(VolumeTest, ErrorsAreWrittenBesideAStoreThatCannotBeWritten) {
+  node_.faults().Set([](std::string_view call, std::string_view path) -> std::optional<Error> {
+    const bool in_store = path.starts_with("incoming/") || path.starts_with("spare");
+    if (call != "Stat" && in_store) return ErrnoError(EPERM, "injected");
+    return std::nullopt;
+  });
+  ASSERT_TRUE(volume().AppendError("one").ok());
+  ASSERT_TRUE(volume().AppendError("two").ok());
+  EXPECT_EQ(GetFile(Client("replicator.errors")), "one\ntwo\n");
+}
+
 TEST_F(VolumeTest, LinesOfSeveralThreadsAllArrive) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {

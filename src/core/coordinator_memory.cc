@@ -1,0 +1,167 @@
+// Where a node's memory is short: what gives way, in this order (docs/memory.md).
+//
+// 1. Copies pushed aside by restore.version have their place here, once there is such a thing.
+// 2. Misplaced copies after a reshuffle: of the generation that the run was restored from, on a
+//    node that shall not have them, as soon as enough other nodes have verified ones.
+// 3. With --on-pressure=thin: peers' copies of the last committed generation, while a newer one is
+//    complete and its owners' own copies are there.
+//
+// A node's own part of the last committed generation never gives way.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/coordinator_impl.h"
+
+namespace tierkeep {
+
+// Orbax writes `peer-ranks: []` where it doesn't care, as for a job of one slice.
+bool CoordinatorMachine::Impl::PeersAreOptional() const {
+  if (settings_.has_peers_per_node() || settings_.world().data_parallelism() > 1) return false;
+  return std::all_of(members_.begin(), members_.end(), [](const auto& entry) {
+    const auto& own = entry.second.join.settings();
+    return own.has_peer_ranks() && own.peer_ranks().empty();
+  });
+}
+
+void CoordinatorMachine::Impl::OnNoRoom(std::optional<Protection>* slot, Peer* member,
+                                        const control::Kept& m) {
+  Protection& protection = **slot;
+  for (const std::string& held : m.held()) {
+    const auto* shard = holdings_.Find(FixedFromProto<Blake3>(held));
+    if (shard != nullptr) holdings_.AddVerified(member->node(), control::ShardInfo(*shard));
+  }
+  if (optional_peers_ && !m.waiting()) {
+    GiveUpPeers(member->node(), m.error());
+    return;
+  }
+  protection.no_room[member->node()] = {m.short_bytes(), m.may_thin()};
+  const std::string why = fmt::format("node {}: {}", member->node(), m.error());
+  if (!protection.rebuild && !protection.plan.disagreements.empty()) {
+    SayUncommitted(protection, why);
+  } else {
+    SetProblem(protection.rebuild ? "redundancy" : "unprotected",
+               fmt::format("step {} lacks copies: {}", protection.record.save().step(), why));
+  }
+  // Again, even if it is recorded there: what it made obsolete may still be there.
+  if (committed_) SendCommit(*member);
+  // What is newer and complete takes its place at once.
+  if (!protection.rebuild) matcher_->ActiveStalled();
+  MakeRoom(&protection);
+}
+
+// For this run: the next one, perhaps with smaller saves, tries again.
+void CoordinatorMachine::Impl::GiveUpPeers(const std::string& node, const std::string& why) {
+  optional_peers_ = false;
+  keepers_.assign(keepers_.size(), {});
+  SetProblem("alone", fmt::format("The job names no peers, and copies don't fit: its checkpoints "
+                                  "have no in-cluster redundancy. Node {}: {}",
+                                  node, why));
+  ClearProblem("unprotected");
+  ClearProblem("redundancy");
+  for (auto* slot : {&active_, &rebuild_}) {
+    if (!*slot) continue;
+    (*slot)->plan = PlanProtection((*slot)->record, NodesByRank(), keepers_);
+    (*slot)->orders.clear();
+    (*slot)->no_room.clear();
+    (*slot)->stalled = (*slot)->waiting = false;
+    Pump(slot);
+  }
+}
+
+void CoordinatorMachine::Impl::MakeRoom(Protection* protection) {
+  for (auto& [node, no_room] : protection->no_room) {
+    const auto member = std::find_if(members_.begin(), members_.end(), [&](const auto& entry) {
+      return entry.second.node() == node && entry.second.connected;
+    });
+    if (member == members_.end() || no_room.short_bytes == 0) continue;
+    const auto give = [&](const std::vector<Blake3>& digests, const std::string& reason) {
+      const uint64_t given = GiveBack(member->second, digests, reason);
+      no_room.short_bytes -= std::min(no_room.short_bytes, given);
+    };
+    give(MisplacedOn(node, no_room.short_bytes),
+         "other nodes have them now that ranks have moved, and memory is short");
+    if (protection->rebuild || !no_room.may_thin || no_room.short_bytes == 0) continue;
+    const std::vector<Blake3> thinnable = ThinnableOn(member->second, no_room.short_bytes);
+    if (thinnable.empty()) continue;
+    thinned_ = true;
+    if (rebuild_ && !rebuild_->commits) rebuild_.reset();
+    const std::string text = fmt::format(
+        "memory is short (--on-pressure=thin): of the committed step {} only its "
+        "owners' own copies are sure until step {} is committed",
+        committed_->save().step(), protection->record.save().step());
+    SetProblem("thinned", text);
+    give(thinnable, text);
+  }
+}
+
+// As many copies as placement demands are on other members.
+std::vector<Blake3> CoordinatorMachine::Impl::MisplacedOn(const std::string& node,
+                                                          uint64_t bytes) const {
+  std::vector<Blake3> digests;
+  if (!rebuild_) return digests;
+  const auto& wanted = rebuild_->plan.wanted;
+  uint64_t found = 0;
+  for (const auto& shard : rebuild_->record.shards()) {
+    const Blake3 digest = DigestOf(shard);
+    if (found >= bytes) break;
+    if (!holdings_.Has(node, digest) || wanted.at(node).count(digest) != 0) continue;
+    const auto demanded = std::count_if(wanted.begin(), wanted.end(), [&](const auto& entry) {
+      return entry.second.count(digest) != 0;
+    });
+    const std::vector<std::string> holders = holdings_.HoldersOf(digest);
+    const auto others = std::count_if(holders.begin(), holders.end(), [&](const auto& holder) {
+      return holder != node && wanted.count(holder) != 0 && holdings_.HasVerified(holder, digest);
+    });
+    if (others < demanded) continue;
+    digests.push_back(digest);
+    found += shard.bytes() + shard.manifest_bytes();
+  }
+  return digests;
+}
+
+// All or nothing: copies given up without getting the room would be given up for nothing.
+std::vector<Blake3> CoordinatorMachine::Impl::ThinnableOn(const Peer& member,
+                                                          uint64_t bytes) const {
+  std::vector<Blake3> digests;
+  if (!committed_ || !active_) return digests;
+  const uint32_t workers = committed_->world().workers_per_node();
+  uint64_t found = 0;
+  for (int i = 0; i < committed_->shards_size() && found < bytes; ++i) {
+    const control::ShardInfo& shard = committed_->shards(i);
+    const Blake3 digest = DigestOf(shard);
+    const Peer& owner = members_.at(static_cast<Rank>(i) / workers);
+    if (owner.node() == member.node() || !holdings_.Has(member.node(), digest)) continue;
+    if (!owner.connected || !holdings_.HasVerified(owner.node(), digest)) continue;
+    digests.push_back(digest);
+    found += shard.bytes() + shard.manifest_bytes();
+  }
+  if (found < bytes) digests.clear();
+  return digests;
+}
+
+uint64_t CoordinatorMachine::Impl::GiveBack(const Peer& member, const std::vector<Blake3>& digests,
+                                            const std::string& reason) {
+  if (digests.empty()) return 0;
+  uint64_t bytes = 0;
+  control::Envelope message = NewMessage();
+  for (const Blake3& digest : digests) {
+    const control::ShardInfo& shard = *holdings_.Find(digest);
+    bytes += shard.bytes() + shard.manifest_bytes();
+    message.mutable_give_back()->add_digests(digest.Raw());
+    holdings_.RemoveCopy(member.node(), digest);
+  }
+  message.mutable_give_back()->set_reason(reason);
+  SendTo(member, std::move(message));
+  return bytes;
+}
+
+// The newer save for which copies were given up is gone: what is left is protected again.
+void CoordinatorMachine::Impl::EndThinning() {
+  if (!std::exchange(thinned_, false)) return;
+  ClearProblem("thinned");
+  CheckLastCommitted();
+}
+
+}  // namespace tierkeep

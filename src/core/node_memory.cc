@@ -1,0 +1,323 @@
+// Memory of this node: copies are pulled only where they leave room for the job's next save, what
+// can't be admitted waits and is said, and the size that would do is worked out (docs/memory.md).
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/holdings.h"
+#include "core/node_impl.h"
+#include "core/restore_choice.h"
+
+namespace tierkeep {
+namespace {
+
+using Why = NodeAction::Pull::Why;
+
+uint64_t FootprintOf(const control::ShardInfo& shard) {
+  return shard.bytes() + shard.manifest_bytes();
+}
+
+}  // namespace
+
+// ---- admission -------------------------------------------------------------------------------
+
+void NodeMachine::Impl::AskForRoom() { Do(NodeAction::ReadMemory{}); }
+
+void NodeMachine::Impl::BeginPull(Fetch* fetch, const Blake3& digest) {
+  fetch->waiting = false;
+  fetch->refused.clear();
+  fetch->pulling = true;
+  fetch->task = NewTask();
+  fetch_tasks_[fetch->task] = digest;
+  Do(NodeAction::Pull{fetch->task, fetch->wanted, fetch->why});
+}
+
+void NodeMachine::Impl::Handle(const NodeEvent::MemorySeen& e) {
+  if (!e.room.problem.empty() && (!room_ || room_->problem != e.room.problem)) {
+    Log(Severity::kError, "the node's memory can't be seen: " + e.room.problem);
+  }
+  room_ = e.room;
+  AdmitPulls();
+  TellWaiting();
+  if (std::exchange(sizing_due_, false)) TellSizing();
+}
+
+// Replication before rebuilding: as long as a copy of the newest save waits, nothing else may take
+// its room.
+void NodeMachine::Impl::AdmitPulls() {
+  if (!room_) return;
+  for (const Why why : {Why::kReplicate, Why::kRebuild}) {
+    for (auto& [digest, fetch] : fetches_) {
+      if (!fetch.waiting || fetch.why != why || !fetch.refused.empty()) continue;
+      const PullDemand demand{.bytes = FootprintOf(fetch.wanted.shard()),
+                              .under_way_bytes = UnderWayBytes(),
+                              .reserve_bytes = ReserveBytes()};
+      if (MayBegin(digest) && ShortBytes(*room_, demand) == 0) BeginPull(&fetch, digest);
+    }
+    if (RefusedBytes(why) > 0) return;
+  }
+}
+
+uint64_t NodeMachine::Impl::UnderWayBytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [digest, fetch] : fetches_) {
+    if (fetch.pulling) bytes += FootprintOf(fetch.wanted.shard());
+  }
+  return bytes;
+}
+
+uint64_t NodeMachine::Impl::RefusedBytes(Why why) const {
+  uint64_t bytes = 0;
+  for (const auto& [digest, fetch] : fetches_) {
+    if (fetch.waiting && fetch.why == why) bytes += FootprintOf(fetch.wanted.shard());
+  }
+  return bytes;
+}
+
+bool NodeMachine::Impl::PeersFit() const {
+  return Fits({OwnBytes(), kept_bytes_.value_or(0)}, *room_);
+}
+
+// Where the job names no peers, they are used only in a volume that has room for them for good.
+bool NodeMachine::Impl::MayBegin(const Blake3& digest) const {
+  return std::any_of(keeps_.begin(), keeps_.end(), [&](const auto& entry) {
+    const KeepWork& work = entry.second;
+    return work.open.count(digest) != 0 && (!work.order.optional() || PeersFit());
+  });
+}
+
+// Admitted, and there was no room all the same: somebody else took it, or it isn't bytes that lack.
+void NodeMachine::Impl::NoteNoRoom(Fetch* fetch, const Error& error) {
+  fetch->pulling = false;
+  fetch->task = 0;
+  fetch->waiting = true;
+  fetch->refused = error.ToString();
+  TellWaiting();
+}
+
+// Something was given back, or time has passed.
+void NodeMachine::Impl::RetryPulls() {
+  bool waiting = false;
+  for (auto& [digest, fetch] : fetches_) {
+    waiting = waiting || fetch.waiting;
+    fetch.refused.clear();
+  }
+  if (waiting) AskForRoom();
+}
+
+// Once an order. The order itself stays, and is answered when it is carried out.
+void NodeMachine::Impl::TellWaiting() {
+  bool waiting = false;
+  for (auto& [order, work] : keeps_) {
+    for (const Blake3& digest : work.open) {
+      const auto fetch = fetches_.find(digest);
+      if (fetch == fetches_.end() || !fetch->second.waiting) continue;
+      waiting = true;
+      if (!std::exchange(work.told_waiting, true)) TellWaiting(&work, fetch->second);
+      break;
+    }
+  }
+  if (waiting) Arm(kRoomTimer, options_.timings.room_recheck);
+}
+
+void NodeMachine::Impl::TellWaiting(KeepWork* work, const Fetch& fetch) {
+  const uint64_t bytes = RefusedBytes(fetch.why);
+  const PullDemand demand{
+      .bytes = bytes, .under_way_bytes = UnderWayBytes(), .reserve_bytes = ReserveBytes()};
+  uint64_t lacking = ShortBytes(*room_, demand);
+  if (!fetch.refused.empty()) lacking = std::max(lacking, bytes);
+  std::string why = fetch.refused;
+  if (why.empty()) {
+    why = fmt::format("no room for {} of peers' copies", FormatBytes(bytes));
+    if (demand.reserve_bytes > 0) {
+      why += fmt::format(" beside the job's next save of {}", FormatBytes(demand.reserve_bytes));
+    }
+  }
+  why += "; " + SizeAdvice();
+  control::Envelope message = NewMessage();
+  auto* kept = message.mutable_kept();
+  *kept = work->answer;
+  kept->set_ok(false);
+  kept->set_out_of_space(true);
+  kept->set_waiting(!work->order.optional() || PeersFit());
+  kept->set_error(why);
+  kept->set_short_bytes(lacking);
+  kept->set_may_thin(options_.on_pressure == OnPressure::kThin);
+  Send(std::move(message));
+  std::string text =
+      fmt::format("copies of step {} can't be kept on node {} now: {}; {}",
+                  fetch.wanted.shard().save().step(), options_.node_name, why, Kept());
+  Log(Severity::kWarning, text);
+  last_error_ = text;
+  errors_.push_back(std::move(text));
+  TellSizing();
+}
+
+// ---- giving back -----------------------------------------------------------------------------
+
+// Whatever the coordinator believes: this node's own part of what it runs from, has committed or
+// may still commit stays.
+bool NodeMachine::Impl::IsNeededHere(const control::ShardInfo& shard) const {
+  if (shard.job() != config_->job) return true;
+  const Blake3 digest = DigestOf(shard);
+  const auto is_own_part = [&](const control::GenerationRecord& record) {
+    for (const auto& own : ShardsOfRank(record, config_->rank)) {
+      if (DigestOf(own) == digest) return true;
+    }
+    return false;
+  };
+  if (committed_ && is_own_part(*committed_)) return true;
+  if (state_.has_restored() && !state_.restored().none() &&
+      is_own_part(state_.restored().generation())) {
+    return true;
+  }
+  const bool committed = committed_ && FromProto(committed_->save()) == FromProto(shard.save());
+  return FromProto(shard.save().run()) == FromProto(state_.run()) && !committed;
+}
+
+void NodeMachine::Impl::OnGiveBack(const control::GiveBack& m) {
+  if (!Released()) return;
+  std::vector<Blake3> digests;
+  uint64_t bytes = 0;
+  for (const std::string& raw : m.digests()) {
+    const auto shard = shards_.find(FixedFromProto<Blake3>(raw));
+    if (shard == shards_.end() || IsNeededHere(shard->second)) continue;
+    digests.push_back(shard->first);
+    bytes += shard->second.bytes();
+  }
+  if (digests.empty()) return;
+  Log(Severity::kWarning,
+      fmt::format("{} of copies are given back: {}", FormatBytes(bytes), m.reason()));
+  DeleteAll(std::move(digests), {});
+  TellMetas();
+}
+
+// ---- sizes -----------------------------------------------------------------------------------
+
+void NodeMachine::Impl::NoteOwnBytes(const OwnSave& own) {
+  own_bytes_ = 0;
+  for (const auto& [worker, shard] : own.shards) own_bytes_ += FootprintOf(shard);
+}
+
+void NodeMachine::Impl::NoteKeptBytes(const control::Keep& m) {
+  uint64_t bytes = 0;
+  for (const auto& wanted : m.wanted()) {
+    if (wanted.shard().rank() != config_->rank) bytes += FootprintOf(wanted.shard());
+  }
+  kept_bytes_ = std::max(kept_bytes_.value_or(0), bytes);
+}
+
+void NodeMachine::Impl::NoteKeptBytes(const control::Commit& m) {
+  uint64_t bytes = 0;
+  for (const std::string& raw : m.keep()) {
+    const auto shard = shards_.find(FixedFromProto<Blake3>(raw));
+    if (shard == shards_.end()) continue;
+    if (shard->second.rank() != config_->rank) bytes += FootprintOf(shard->second);
+  }
+  kept_bytes_ = bytes;
+  sizing_due_ = true;
+  AskForRoom();
+}
+
+// The prediction of the next save: the last one, or what this run was restored from.
+uint64_t NodeMachine::Impl::OwnBytes() const {
+  if (own_bytes_ > 0 || !state_.has_restored() || state_.restored().none()) return own_bytes_;
+  uint64_t bytes = 0;
+  for (const auto& shard : ShardsOfRank(state_.restored().generation(), config_->rank)) {
+    bytes += FootprintOf(shard);
+  }
+  return bytes;
+}
+
+// Nothing is kept free for the job before there is anything to fall back on.
+uint64_t NodeMachine::Impl::ReserveBytes() const {
+  const bool first = !committed_ && (!state_.has_restored() || state_.restored().none());
+  return first ? 0 : OwnBytes();
+}
+
+std::optional<MemorySizing> NodeMachine::Impl::Sizing() const {
+  if (!room_ || !kept_bytes_ || !config_ || !Released()) return std::nullopt;
+  MemorySizing sizing;
+  sizing.generation = {OwnBytes(), *kept_bytes_};
+  if (sizing.generation.own == 0) return std::nullopt;
+  sizing.room = *room_;
+  sizing.advised_bytes = AdvisedBytes(BytesNeeded(sizing.generation));
+  if (room_->limit_bytes) sizing.advised_limit_bytes = AdvisedBytes(LimitNeeded(sizing.generation));
+  sizing.fits = Fits(sizing.generation, *room_);
+  return sizing;
+}
+
+std::string NodeMachine::Impl::SizeAdvice() const {
+  const auto sizing = Sizing();
+  if (!sizing) return "the size that would do isn't known yet";
+  std::vector<std::string> parts;
+  if (sizing->room.total_bytes < sizing->advised_bytes) {
+    parts.push_back(fmt::format("a volume of {} would do, this one has {}",
+                                FormatBytes(sizing->advised_bytes),
+                                FormatBytes(sizing->room.total_bytes)));
+  }
+  if (sizing->advised_limit_bytes && *sizing->room.limit_bytes < *sizing->advised_limit_bytes) {
+    parts.push_back(fmt::format(
+        "for the agent's control group a memory limit of {} would do, it has {}",
+        FormatBytes(*sizing->advised_limit_bytes), FormatBytes(*sizing->room.limit_bytes)));
+  }
+  if (!parts.empty()) return fmt::format("{}", fmt::join(parts, ", "));
+  return fmt::format("the volume of {} is large enough, so something else takes memory",
+                     FormatBytes(sizing->room.total_bytes));
+}
+
+std::string NodeMachine::Impl::Kept() const {
+  if (committed_) return fmt::format("the committed step {} is kept", committed_->save().step());
+  if (state_.has_restored() && !state_.restored().none()) {
+    return fmt::format("step {}, which the job runs from, is kept",
+                       state_.restored().generation().save().step());
+  }
+  return "nothing was committed before it";
+}
+
+// Lack of memory is told with what is safe and with what would help.
+std::string NodeMachine::Impl::WithAdvice(const Error& error) const {
+  if (error.code() != Code::kResourceExhausted || !config_) return error.ToString();
+  return fmt::format("{} (on node {}; {}; {})", error.ToString(), options_.node_name, Kept(),
+                     SizeAdvice());
+}
+
+// A restore: neither what the job needs is known yet, nor may anything be deleted for it.
+Error NodeMachine::Impl::WithWhatIsLacking(const Error& error, const Fetch& fetch) const {
+  const control::ShardInfo& shard = fetch.wanted.shard();
+  return Error(
+      error.code(),
+      fmt::format("{} (node {}, step {}; nothing was deleted; with {} more in its volume the "
+                  "shard would fit)",
+                  error.message(), options_.node_name, shard.save().step(),
+                  FormatBytes(FootprintOf(shard))),
+      error.errno_value());
+}
+
+// After the first save of a run, and when it no longer holds.
+void NodeMachine::Impl::TellSizing() {
+  const auto sizing = Sizing();
+  if (!sizing || sizing_told_ == sizing->fits) return;
+  sizing_told_ = sizing->fits;
+  const GenerationBytes& g = sizing->generation;
+  std::string text = fmt::format(
+      "The volume of {} holds a checkpoint of {} and {} of peers' copies; to keep the last "
+      "committed generation until the next one is committed takes {}",
+      FormatBytes(sizing->room.total_bytes), FormatBytes(g.own), FormatBytes(g.kept),
+      FormatBytes(BytesNeeded(g)));
+  if (sizing->advised_limit_bytes) {
+    text += fmt::format(", of which the agent's memory limit of {} pays for {}",
+                        FormatBytes(*sizing->room.limit_bytes), FormatBytes(LimitNeeded(g)));
+  }
+  if (sizing->fits) {
+    Log(Severity::kInfo, text);
+    return;
+  }
+  Log(Severity::kWarning,
+      fmt::format("{}: too small, {}. Until then newer saves may stay unprotected", text,
+                  SizeAdvice()));
+}
+
+}  // namespace tierkeep
