@@ -369,7 +369,12 @@ Result<std::vector<std::string>> RamStore::TakeOut(const Blake3& digest) {
     shards_.erase(digest);
   }
   ForgetUnreadable(digest);
-  if (held && held->state.linked) {
+  // Equal replicas have one name in the volume: the tree there may be the other one's.
+  const std::vector<Held> others = LinkedShards();
+  const bool shared = held && std::any_of(others.begin(), others.end(), [&](const Held& other) {
+                        return other.shard.volume_name == held->shard.volume_name;
+                      });
+  if (held && held->state.linked && !shared) {
     auto linked = TakeFromVolume(DataName(held->shard.volume_name));
     if (linked.ok()) {
       trash.push_back(std::move(*linked));

@@ -86,6 +86,29 @@ TEST_P(LinksTest, C4_TheVolumeShowsTheSameInodesAndNobodyCanWriteThemWhereFlagsE
   EXPECT_EQ(CanWrite(Linked() + "/d/a"), !guarded());
 }
 
+// Data-parallel replicas are told apart by digest, but have one name in the volume.
+TEST_P(LinksTest, DeletingAReplicaLeavesTheTreeOfItsEqual) {
+  std::vector<Blake3> equals;
+  for (const char* bookkeeping : {"one", "two"}) {
+    PutFile(node_.Client("7/f"), "equal");
+    PutFile(node_.Client("7/commit_success.txt"), bookkeeping);
+    const auto staged = node_.Stage("7", TestIdentity(7, 2));
+    ASSERT_TRUE(staged.ok()) << staged.error().ToString();
+    equals.push_back(staged->digest);
+    ASSERT_TRUE(node_.store().LinkIntoVolume(staged->digest).ok());
+  }
+  ASSERT_NE(equals[0], equals[1]);
+  const std::string h = node_.store().Find(equals[0])->volume_name;
+  ASSERT_EQ(node_.store().Find(equals[1])->volume_name, h);
+  const std::string shown = node_.Client(DataName(h)) + "/commit_success.txt";
+  ASSERT_EQ(GetFile(shown), "two");
+  ASSERT_TRUE(node_.store().Delete(equals[0]).ok());
+  ASSERT_TRUE(Exists(shown));
+  EXPECT_EQ(GetFile(shown), "two");
+  ASSERT_TRUE(node_.store().Delete(equals[1]).ok());
+  EXPECT_FALSE(Exists(node_.Client(DataName(h))));
+}
+
 TEST_P(LinksTest, UnlinkedCopiesAreSuspectUntilVerified) {
   ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
   ASSERT_TRUE(node_.store().UnlinkFromVolume(h_).ok());
