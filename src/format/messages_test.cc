@@ -134,7 +134,7 @@ void ExpectRefused(const std::vector<BrokenMessage>& cases) {
 TEST(Messages, BrokenEnvelopesAndJoins) {
   ExpectRefused({
       TK_BROKEN("no job name", Prepared, e.set_job("../x")),
-      TK_BROKEN("sender 'a b' is no node name", Prepared, e.set_sender("a b")),
+      TK_BROKEN("sender 'a\\x20b' is no node name", Prepared, e.set_sender("a b")),
       TK_BROKEN("message: run has 15 bytes", Prepared,
                 e.mutable_run()->set_nonce(std::string(15, 'x'))),
       TK_BROKEN("run is all zero", Prepared, e.mutable_run()->set_nonce(std::string(16, '\0'))),
