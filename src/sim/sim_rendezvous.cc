@@ -1,5 +1,7 @@
 #include "sim/sim_rendezvous.h"
 
+#include "format/messages.h"
+
 namespace tierkeep::sim {
 
 Status SimRendezvous::Reach() {
@@ -28,6 +30,7 @@ Result<std::string> SimRendezvous::CompareAndSwap(std::string_view job, std::str
   if (it == records_.end()) it = records_.emplace(job, std::vector<std::string>()).first;
   const std::string now = it->second.empty() ? "" : std::to_string(it->second.size());
   if (now != expected) return Error(Code::kAborted, "somebody else wrote the record");
+  if (!it->second.empty()) CheckRecord(it->second.back(), bytes);
   it->second.emplace_back(bytes);
   world_->Trace("rendezvous of {} written, version {}", job, it->second.size());
   if (world_->Chance(rates_.answer_lost)) {
@@ -35,6 +38,24 @@ Result<std::string> SimRendezvous::CompareAndSwap(std::string_view job, std::str
     return Error(Code::kUnavailable, "no answer from the rendezvous");
   }
   return std::to_string(it->second.size());
+}
+
+void SimRendezvous::CheckRecord(std::string_view before, std::string_view after) {
+  const auto old_record = DecodeRendezvousRecord(before);
+  const auto new_record = DecodeRendezvousRecord(after);
+  if (!old_record.ok() || !new_record.ok()) {
+    return world_->Fail("a rendezvous record can't be decoded");
+  }
+  if (new_record->epoch() < old_record->epoch()) {
+    return world_->Fail(fmt::format("epoch {} is written after epoch {}", new_record->epoch(),
+                                    old_record->epoch()));
+  }
+  const RunId old_run = FromProto(old_record->run());
+  const RunId new_run = FromProto(new_record->run());
+  if (new_run != old_run && new_run.sequence <= old_run.sequence) {
+    world_->Fail(
+        fmt::format("run {} is begun after run {}", new_run.ToString(), old_run.ToString()));
+  }
 }
 
 }  // namespace tierkeep::sim

@@ -1,5 +1,7 @@
 // The jobs' records as a shared service keeps them: compare-and-swap is exact, but an answer may be
 // lost after the write, a read may see an older version, and the service may be away.
+//
+// Promises checked: a job's epoch never falls, and a new run's sequence is above every earlier one.
 #pragma once
 
 #include <map>
@@ -28,6 +30,7 @@ class SimRendezvous : public Rendezvous {
 
  private:
   Status Reach();
+  void CheckRecord(std::string_view before, std::string_view after);
 
   World* const world_;
   RendezvousRates rates_;

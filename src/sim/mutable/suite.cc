@@ -76,7 +76,15 @@ void DoWork(const Work& work, int fd) {
     WriteAll(fd, fmt::format("{}\n", seed));
     SimulationOptions options;
     options.seed = seed;
-    failed = note(RunSeed(options), "");
+    const SimulationResult result = RunSeed(options);
+    if (!result.failure.empty() && work.mutation != Mutation::kNone) {
+      // Only what passes with the guard in place shows that the guard was missed.
+      selected_mutation = Mutation::kNone;
+      const bool fails_anyway = !RunSeed(options).failure.empty();
+      selected_mutation = work.mutation;
+      if (fails_anyway) continue;
+    }
+    failed = note(result, "");
   }
   if (work.scenarios && !failed) {
     for (const Scenario& scenario : Scenarios()) {
