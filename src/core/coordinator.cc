@@ -346,7 +346,10 @@ void CoordinatorMachine::Impl::PingAll() {
   std::vector<ConnectionId> silent;
   ForEachPeer([&](Peer& peer) {
     if (!peer.connected) return;
-    if (now_ - peer.heard > options_.timings.silent_after) {
+    // Our own node can't be silent: after the host slept it only seems so, and it would never know
+    // that it was given up.
+    const bool local = peer.connection == kLocalConnection;
+    if (!local && now_ - peer.heard > options_.timings.silent_after) {
       silent.push_back(peer.connection);
     } else {
       SendTo(peer, ping);
