@@ -201,11 +201,21 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
   TakeBackSkipped(e);
   text += " failed: " + WithAdvice(e.error);
   if (e.action == kActionName<NodeAction::WriteFailed>) {
-    // The client must at least not wait for its yaml to go.
-    if (config_stands_) RemoveConfig();
     Log(Severity::kError, text);
+    // What else ends an attempt was skipped with it. The client must at least not wait for its yaml
+    // to go, nor the next one.
+    if (!config_) {
+      RemoveConfig();
+      if (link_ == Link::kNone) Do(NodeAction::Disconnect{});
+      Persist();
+    }
   } else if (phase_ == Phase::kFailed || phase_ == Phase::kIdle) {
     Log(Severity::kError, text);
+    const bool removal = e.action == kActionName<NodeAction::RemoveConfig>;
+    if (removal) Arm(kConfigTimer, options_.timings.retry_pause);
+    if (removal || e.action == kActionName<NodeAction::PersistState>) {
+      Arm(kPersistTimer, options_.timings.retry_pause);
+    }
   } else if (config_ && (!Released() || release)) {
     // The job is not running yet, and can't be started.
     Fail(text);
