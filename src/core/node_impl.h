@@ -181,6 +181,8 @@ class NodeMachine::Impl {
   bool IsOutdated(const control::ShardInfo& shard, const control::Commit& m) const;
   std::vector<Blake3> Outdated(const control::Commit& m) const;
   void CancelOutdated(const control::Commit& m);
+  std::vector<Blake3> OutdatedUnreadable(const control::Commit& m) const;
+  void ForgetUnreadable(const std::vector<Blake3>& digests);
   void HolderCommit(const control::Commit& m);
   void TellMetas();
   // -- node_compare.cc

@@ -534,12 +534,37 @@ void NodeMachine::Impl::CancelOutdated(const control::Commit& m) {
   });
 }
 
+// Copies that can't be read, but that an older record names: left behind, they would stop a restore
+// as soon as nobody else knows any more what they were.
+std::vector<Blake3> NodeMachine::Impl::OutdatedUnreadable(const control::Commit& m) const {
+  const std::set<std::string> keep(m.keep().begin(), m.keep().end());
+  std::set<std::string> named;
+  for (const auto& record : generations_) {
+    if (record.job() != m.generation().job()) continue;
+    for (const auto& shard : record.shards()) named.insert(shard.digest());
+  }
+  std::vector<Blake3> outdated;
+  for (const auto& item : unreadable_) {
+    if (item.digest().empty() || keep.count(item.digest()) != 0) continue;
+    if (named.count(item.digest()) != 0) outdated.push_back(FixedFromProto<Blake3>(item.digest()));
+  }
+  return outdated;
+}
+
+void NodeMachine::Impl::ForgetUnreadable(const std::vector<Blake3>& digests) {
+  std::erase_if(unreadable_, [&](const auto& item) {
+    return std::any_of(digests.begin(), digests.end(),
+                       [&](const Blake3& digest) { return digest.Raw() == item.digest(); });
+  });
+}
+
 void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   if (!Released()) return;
   const control::GenerationRecord& record = m.generation();
   const bool again = committed_ && GenerationIdOf(*committed_) == GenerationIdOf(record) &&
                      FromProto(committed_->save()) == FromProto(record.save());
   const TaskId task = next_task_;
+  std::vector<Blake3> outdated = OutdatedUnreadable(m);
   undo_ = CommitUndo{generations_, saves_, committed_, task};
   bool whole = true;
   for (const std::string& digest : m.keep()) {
@@ -565,6 +590,7 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   std::erase_if(generations_, [&](const auto& other) { return other.job() == record.job(); });
   generations_.push_back(record);
   std::erase_if(unreadable_, [](const auto& item) { return item.has_run(); });
+  ForgetUnreadable(outdated);
   if (FromProto(record.save().run()) == FromProto(state_.run())) {
     const uint32_t workers = record.world().workers_per_node();
     const uint64_t ordinal = record.shards(static_cast<int>(config_->rank * workers)).ordinal();
@@ -574,16 +600,21 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   }
   NoteKeptBytes(m);
   CancelOutdated(m);
-  DeleteAll(TK_MUTATION(kNeverCollect) ? std::vector<Blake3>() : Outdated(m), {});
+  if (!TK_MUTATION(kNeverCollect)) {
+    const std::vector<Blake3> readable = Outdated(m);
+    outdated.insert(outdated.end(), readable.begin(), readable.end());
+  }
+  DeleteAll(std::move(outdated), {});
   TellMetas();
 }
 
 void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
   if (!m.keep().empty()) return;
+  std::vector<Blake3> digests = OutdatedUnreadable(m);
+  ForgetUnreadable(digests);
   Do(NodeAction::ForgetGenerations{m.generation().job(), std::nullopt});
   std::erase_if(generations_,
                 [&](const auto& other) { return other.job() == m.generation().job(); });
-  std::vector<Blake3> digests;
   for (const auto& [digest, shard] : shards_) {
     if (shard.job() == m.generation().job()) digests.push_back(digest);
   }
