@@ -184,7 +184,7 @@ class Schedule {
     // again.
     for (int i = 0; i < 5; ++i) {
       StartJob();
-      if (!cluster_.RunUntil([&] { return cluster_.AllReleased(); }, 30s)) continue;
+      if (!cluster_.RunUntil([&] { return cluster_.AllReleased(); }, 90s)) continue;
       for (size_t host = 0; host < cluster_.hosts(); ++host) {
         if (!cluster_.rank(host)) continue;
         EXPECT_GE(cluster_.client(host).step.value_or(0), floor_);

@@ -29,8 +29,9 @@ struct CoreTimings {
   // While gathering, how often a member looks whether the record now names another coordinator.
   Duration gather_recheck = 2s;
   // Agents without a rank may hold the only good copy: how long gathering stays open for them when
-  // nodes of the previous run are missing and nothing restorable is in sight.
-  Duration holder_grace = 15s;
+  // nodes of the previous run are missing and nothing restorable is in sight. Longer than one needs
+  // that has to find out first (silent_after) that the coordinator it listens to is gone.
+  Duration holder_grace = 50s;
   Duration holder_poll = 10s;  // how often an idle holder looks at its jobs' records
   Duration ping_interval = 10s;
   Duration silent_after = 35s;  // then the connection counts as lost
