@@ -242,8 +242,8 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   }
   const RunId run = FromProto(m.run());
   const bool same_run = InRun() && run == FromProto(state_.run());
-  members_ = {m.members().begin(), m.members().end()};
   if (entered_ && same_run && m.epoch() == state_.epoch()) {
+    members_ = {m.members().begin(), m.members().end()};
     Do(NodeAction::UseMembers{members_});
     return;
   }
@@ -253,6 +253,7 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
     ++dropped_messages_;
     return;
   }
+  members_ = {m.members().begin(), m.members().end()};
   if (!same_run || m.epoch() != state_.epoch()) CancelRestore();
   if (!same_run) {
     state_.set_released(false);
