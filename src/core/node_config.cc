@@ -140,7 +140,11 @@ void NodeMachine::Impl::StageAdopted(const std::vector<std::string>& names) {
   for (const auto& [unit, name] : units) {
     const RunId& run = unit.save.run;
     const bool of_run = Released() && run == FromProto(state_.run());
-    if (run != FromProto(state_.last_run()) && !of_run) continue;
+    if (run != FromProto(state_.last_run()) && !of_run) {
+      // Of a run that is over for good: nobody will ever take it up.
+      DeleteAll({}, {name});
+      continue;
+    }
     const auto [ordinal, added] = ordinals.emplace(unit.save, 0);
     if (added) ordinal->second = OrdinalOfLeftover(unit.save);
     if (ordinal->second == 0) {
