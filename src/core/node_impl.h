@@ -235,6 +235,7 @@ class NodeMachine::Impl {
 
   // The store, as far as told.
   std::map<Blake3, control::ShardInfo> shards_;
+  std::map<Blake3, control::ShardInfo> bad_;  // found bad; deleted with the next commit
   std::vector<control::GenerationRecord> generations_;
   std::vector<control::Unreadable> unreadable_;
 

@@ -1,4 +1,4 @@
-// Saves of this node and copies of peers': staging, keeping, dropping, committing, collecting.
+// Saves of this node and copies of peers': staging, keeping, dropping. Commits: node_commit.cc.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -276,7 +276,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Verified& e) {
                          fetch.wanted.shard().rank(), fetch.wanted.shard().save().step(),
                          e.problem));
   TK_PROBE(kBadCopyReplaced);
-  shards_.erase(digest);
+  if (auto bad = shards_.extract(digest)) bad_.insert(std::move(bad));
   if (restore_ && restore_->open.count(digest) != 0) {
     restore_->answer.add_bad_shards(digest.Raw());
   }
@@ -463,6 +463,7 @@ void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::
   for (const Blake3& digest : digests) {
     if (auto shard = shards_.extract(digest)) deleting_[task].push_back(std::move(shard.mapped()));
     checked_.erase(digest);
+    bad_.erase(digest);
   }
   std::erase_if(cancelled_pulls_, [&](const auto& entry) {
     return std::find(digests.begin(), digests.end(), DigestOf(entry.second)) != digests.end();
@@ -492,134 +493,6 @@ void NodeMachine::Impl::TellMetas() {
   std::sort(keep.begin(), keep.end());
   keep.erase(std::unique(keep.begin(), keep.end()), keep.end());
   Do(NodeAction::RemoveOtherMetas{std::move(keep)});
-}
-
-// A shard of the job that the commit makes obsolete unless it is to be kept: not of a newer save.
-bool NodeMachine::Impl::IsOutdated(const control::ShardInfo& shard,
-                                   const control::Commit& m) const {
-  if (shard.job() != m.generation().job()) return false;
-  const RunId run = FromProto(state_.run());
-  if (FromProto(shard.save().run()) != run) return true;
-  const bool own_run = FromProto(m.generation().save().run()) == run;
-  const uint32_t workers = m.generation().world().workers_per_node();
-  const auto index = static_cast<int>(shard.rank() * workers + shard.worker());
-  const bool newer = !own_run || index >= m.generation().shards_size() ||
-                     shard.ordinal() > m.generation().shards(index).ordinal();
-  return !newer;
-}
-
-std::vector<Blake3> NodeMachine::Impl::Outdated(const control::Commit& m) const {
-  const std::set<std::string> keep(m.keep().begin(), m.keep().end());
-  std::vector<Blake3> outdated;
-  for (const auto& [digest, shard] : shards_) {
-    if (keep.count(digest.Raw()) == 0 && IsOutdated(shard, m)) outdated.push_back(digest);
-  }
-  return outdated;
-}
-
-// What is still being fetched of it has no purpose any more.
-void NodeMachine::Impl::CancelOutdated(const control::Commit& m) {
-  const std::set<std::string> keep(m.keep().begin(), m.keep().end());
-  const auto outdated = [&](const control::SourceList& wanted) {
-    return keep.count(wanted.shard().digest()) == 0 && IsOutdated(wanted.shard(), m);
-  };
-  std::vector<Blake3> fetching;
-  for (const auto& [digest, fetch] : fetches_) {
-    if (outdated(fetch.wanted)) fetching.push_back(digest);
-  }
-  for (const Blake3& digest : fetching) CancelFetch(digest);
-  std::erase_if(keeps_, [&](const auto& entry) {
-    const auto& wanted = entry.second.order.wanted();
-    return std::any_of(wanted.begin(), wanted.end(), outdated);
-  });
-}
-
-// Copies that can't be read, but that an older record names: left behind, they would stop a restore
-// as soon as nobody else knows any more what they were.
-std::vector<Blake3> NodeMachine::Impl::OutdatedUnreadable(const control::Commit& m) const {
-  const std::set<std::string> keep(m.keep().begin(), m.keep().end());
-  std::set<std::string> named;
-  for (const auto& record : generations_) {
-    if (record.job() != m.generation().job()) continue;
-    for (const auto& shard : record.shards()) named.insert(shard.digest());
-  }
-  std::vector<Blake3> outdated;
-  for (const auto& item : unreadable_) {
-    if (item.digest().empty() || keep.count(item.digest()) != 0) continue;
-    if (named.count(item.digest()) != 0) outdated.push_back(FixedFromProto<Blake3>(item.digest()));
-  }
-  return outdated;
-}
-
-void NodeMachine::Impl::ForgetUnreadable(const std::vector<Blake3>& digests) {
-  std::erase_if(unreadable_, [&](const auto& item) {
-    return std::any_of(digests.begin(), digests.end(),
-                       [&](const Blake3& digest) { return digest.Raw() == item.digest(); });
-  });
-}
-
-void NodeMachine::Impl::OnCommit(const control::Commit& m) {
-  if (!Released()) return;
-  const control::GenerationRecord& record = m.generation();
-  const bool again = committed_ && GenerationIdOf(*committed_) == GenerationIdOf(record) &&
-                     FromProto(committed_->save()) == FromProto(record.save());
-  const TaskId task = next_task_;
-  std::vector<Blake3> outdated = OutdatedUnreadable(m);
-  undo_ = CommitUndo{generations_, saves_, committed_, task};
-  bool whole = true;
-  for (const std::string& digest : m.keep()) {
-    if (shards_.count(FixedFromProto<Blake3>(digest)) != 0) continue;
-    whole = false;
-    WriteError(
-        fmt::format("a shard of the committed step {} is no longer here", record.save().step()));
-  }
-  Do(NodeAction::RecordGeneration{record});
-  if (!again) {
-    ++commits_;
-    if (whole) {
-      Log(Severity::kInfo,
-          fmt::format("All files were replicated globally for step {}", record.save().step()));
-    }
-  }
-  control::Envelope message = NewMessage();
-  *message.mutable_commit_recorded()->mutable_run() = record.save().run();
-  message.mutable_commit_recorded()->set_save_number(record.save_number());
-  Send(std::move(message));
-  Do(NodeAction::ForgetGenerations{record.job(), GenerationIdOf(record)});
-  committed_ = record;
-  std::erase_if(generations_, [&](const auto& other) { return other.job() == record.job(); });
-  generations_.push_back(record);
-  std::erase_if(unreadable_, [](const auto& item) { return item.has_run(); });
-  ForgetUnreadable(outdated);
-  if (FromProto(record.save().run()) == FromProto(state_.run())) {
-    const uint32_t workers = record.world().workers_per_node();
-    const uint64_t ordinal = record.shards(static_cast<int>(config_->rank * workers)).ordinal();
-    std::erase_if(saves_, [&](const auto& entry) {
-      return entry.second.ordinal <= ordinal && entry.second.staged_names.empty();
-    });
-  }
-  NoteKeptBytes(m);
-  CancelOutdated(m);
-  if (!TK_MUTATION(kNeverCollect)) {
-    const std::vector<Blake3> readable = Outdated(m);
-    outdated.insert(outdated.end(), readable.begin(), readable.end());
-  }
-  DeleteAll(std::move(outdated), {});
-  TellMetas();
-}
-
-void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
-  if (!m.keep().empty()) return;
-  std::vector<Blake3> digests = OutdatedUnreadable(m);
-  ForgetUnreadable(digests);
-  Do(NodeAction::ForgetGenerations{m.generation().job(), std::nullopt});
-  std::erase_if(generations_,
-                [&](const auto& other) { return other.job() == m.generation().job(); });
-  for (const auto& [digest, shard] : shards_) {
-    if (shard.job() == m.generation().job()) digests.push_back(digest);
-  }
-  DeleteAll(std::move(digests), {});
-  TellMetas();
 }
 
 }  // namespace tierkeep
