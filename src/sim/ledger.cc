@@ -1,29 +1,306 @@
 #include "sim/ledger.h"
 
+#include <algorithm>
+
+#include "format/messages.h"
+#include "format/store_names.h"
+#include "tiers/ram/tree_walk.h"
+
 namespace tierkeep::sim {
+namespace {
 
-void Ledger::OnStarted(uint32_t) {}
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kManifestBytesMax = 1u << 20;
 
-void Ledger::OnReleased(uint32_t, const std::optional<SaveId>&) {}
+uint64_t Pages(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes; }
 
-void Ledger::OnCommit(size_t) { world_->Count("commits recorded"); }
+std::string AtMount(const std::string& path) { return "store/" + path; }
 
-bool Ledger::CommittedEverywhere(uint32_t, uint32_t) const {
+}  // namespace
+
+// ---- what happened -----------------------------------------------------------------------------
+
+void Ledger::OnStarted(uint32_t) {
+  started_at_ = world_->now();
+  // Of another job or world nothing is promised to this one.
+  if (floor_ && !IsSameWorld(floor_->shape, job_->shape())) GiveUpFloor();
+}
+
+bool Ledger::IsSameWorld(const JobShape& a, const JobShape& b) {
+  return a.name == b.name && a.framework == b.framework && a.nodes == b.nodes &&
+         a.workers == b.workers && a.replicas == b.replicas;
+}
+
+Ledger::Position Ledger::PositionOf(const SaveId& save) const {
+  Position position{save.attempt, save.nth};
+  for (const auto& [attempt, base] : bases_) {
+    if (base == std::pair(save.attempt, save.nth)) position = std::max(position, {attempt, 0});
+  }
+  return position;
+}
+
+void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored) {
+  CheckFloor("at a release");
+  if (floor_) {
+    const bool behind = !restored || PositionOf(*restored) < PositionOf(floor_->save);
+    if (behind && (disturbances_ > 0 || disturbed_at_ >= started_at_)) {
+      world_->Count("restores behind a commit, while something was wrong");
+      GiveUpFloor();
+    } else if (behind) {
+      return world_->Fail(fmt::format("attempt {} goes on from {}, behind the committed {}",
+                                      attempt, restored ? restored->ToString() : "nothing",
+                                      floor_->save.ToString()));
+    }
+  }
+  if (restored) bases_[attempt] = {restored->attempt, restored->nth};
+}
+
+std::optional<SaveId> Ledger::SaveOf(const control::GenerationRecord& record) {
+  const GenerationId id = GenerationIdOf(record);
+  if (const auto it = known_.find(id); it != known_.end()) return it->second;
+  for (const auto& shard : record.shards()) {
+    const auto digest = FixedFromProto<Blake3>(shard.digest());
+    for (auto& host : hosts_) {
+      const auto save =
+          IdentifyContent(host->outside(), AtMount(ShardDataPath(digest)), job_->content());
+      if (!save.ok()) continue;
+      known_[id] = {save->attempt, save->nth, save->step, 0, 0};
+      return known_[id];
+    }
+  }
+  return std::nullopt;
+}
+
+void Ledger::Consider(const control::GenerationRecord& record) {
+  const JobShape& shape = job_->shape();
+  const WorldShape world = FromProto(record.world());
+  if (!record.committed() || record.job() != shape.name || world.nodes != shape.nodes ||
+      world.replicas() != shape.replicas || world.workers_per_node != shape.workers) {
+    return;
+  }
+  const GenerationId id = GenerationIdOf(record);
+  if (floor_ && GenerationIdOf(floor_->record) == id) return;
+  if (given_up_ && id <= *given_up_) return;
+  const auto save = SaveOf(record);
+  if (!save) return;
+  if (floor_) {
+    const auto order = [this](const SaveId& s, const control::GenerationRecord& r) {
+      return std::pair(PositionOf(s), GenerationIdOf(r));
+    };
+    if (order(*save, record) < order(floor_->save, floor_->record)) return;
+  }
+  floor_ = Floor{*save, shape, record};
+  world_->Count("generations committed");
+}
+
+void Ledger::Refresh() {
+  for (auto& host : hosts_) {
+    Dir& dir = host->outside();
+    const auto runs = dir.List(AtMount(std::string(kGenerationsDir)));
+    if (!runs.ok()) continue;
+    for (const DirEntry& run : *runs) {
+      const std::string path = JoinPath(AtMount(std::string(kGenerationsDir)), run.name);
+      const auto files = dir.List(path);
+      if (!files.ok()) continue;
+      for (const DirEntry& file : *files) {
+        const auto bytes = dir.ReadSmallFile(JoinPath(path, file.name), kManifestBytesMax);
+        if (!bytes.ok()) continue;
+        if (const auto record = DecodeGenerationRecord(*bytes); record.ok()) Consider(*record);
+      }
+    }
+  }
+}
+
+bool Ledger::CommittedEverywhere(uint32_t nth) {
   if (!job_->training()) return false;
-  std::optional<std::pair<uint64_t, uint64_t>> all;
+  std::optional<GenerationId> all;
   for (Rank rank = 0; rank < job_->shape().nodes; ++rank) {
-    SimHost& host = *hosts_[job_->placement()[rank]];
-    NodeHost* node = host.node();
+    NodeHost* node = hosts_[job_->placement()[rank]]->node();
     if (node == nullptr) return false;
     const NodeStatus status = node->status();
-    if (!status.committed || status.committed->save().run().sequence() != status.run.sequence) {
-      return false;
-    }
-    const std::pair<uint64_t, uint64_t> id{status.run.sequence, status.committed->save_number()};
+    if (!status.committed) return false;
+    const GenerationId id = GenerationIdOf(*status.committed);
     if (all && *all != id) return false;
     all = id;
+    if (rank + 1 < job_->shape().nodes) continue;
+    const auto save = SaveOf(*status.committed);
+    return save && save->attempt == job_->attempt() && save->nth >= nth;
   }
-  return all.has_value();
+  return false;
+}
+
+// What is recorded by now counts no more.
+void Ledger::GiveUpFloor() {
+  Refresh();
+  if (floor_) given_up_ = GenerationIdOf(floor_->record);
+  floor_.reset();
+}
+
+// ---- copies ------------------------------------------------------------------------------------
+
+bool Ledger::IsIntact(size_t host, const Blake3& digest) const {
+  Dir& dir = hosts_[host]->outside();
+  const auto encoded = dir.ReadSmallFile(AtMount(ShardManifestPath(digest)), kManifestBytesMax);
+  if (!encoded.ok() || ManifestDigest(*encoded) != digest) return false;
+  const auto manifest = DecodeManifest(*encoded);
+  if (!manifest.ok()) return false;
+  const std::string data = AtMount(ShardDataPath(digest));
+  for (const ManifestEntry& entry : manifest->entries) {
+    const std::string path = JoinPath(data, entry.path);
+    if (entry.type != EntryType::kFile) {
+      if (!dir.Stat(path).ok()) return false;
+      continue;
+    }
+    const auto bytes = dir.ReadSmallFile(path, kManifestBytesMax);
+    if (!bytes.ok() || bytes->size() != entry.bytes) return false;
+    size_t at = 0;
+    for (const Chunk& chunk : entry.chunks) {
+      if (ComputeXxh128(AsBytes(*bytes).subspan(at, chunk.bytes)) != chunk.digest) return false;
+      at += chunk.bytes;
+    }
+  }
+  return true;
+}
+
+// "" when its manifest can't be read.
+std::string Ledger::JobOf(size_t host, const Blake3& digest) const {
+  const auto encoded =
+      hosts_[host]->outside().ReadSmallFile(AtMount(ShardManifestPath(digest)), kManifestBytesMax);
+  if (!encoded.ok()) return "";
+  const auto manifest = DecodeManifest(*encoded);
+  return manifest.ok() ? manifest->identity.job : "";
+}
+
+std::vector<std::vector<Blake3>> Ledger::Places(const control::GenerationRecord& record) {
+  std::vector<std::vector<Blake3>> places;
+  const WorldShape world = FromProto(record.world());
+  const uint32_t width = world.nodes / world.replicas();
+  for (int i = 0; i < record.shards_size(); ++i) {
+    const auto rank = static_cast<uint32_t>(i) / world.workers_per_node;
+    const auto worker = static_cast<uint32_t>(i) % world.workers_per_node;
+    std::vector<Blake3> place;
+    for (uint32_t r = rank % width; r < world.nodes; r += width) {
+      const auto& shard = record.shards(static_cast<int>(r * world.workers_per_node + worker));
+      place.push_back(FixedFromProto<Blake3>(shard.digest()));
+    }
+    places.push_back(std::move(place));
+  }
+  return places;
+}
+
+bool Ledger::IsAvailable(const control::GenerationRecord& record,
+                         std::optional<size_t> without_host, const Blake3* without_copy) const {
+  std::map<Blake3, bool> known;
+  const auto held = [&](const Blake3& digest) {
+    const auto [it, fresh] = known.emplace(digest, false);
+    for (size_t host = 0; fresh && !it->second && host < hosts_.size(); ++host) {
+      const bool lost =
+          without_host == host && (without_copy == nullptr || *without_copy == digest);
+      it->second = !lost && IsIntact(host, digest);
+    }
+    return it->second;
+  };
+  const auto places = Places(record);
+  return std::all_of(places.begin(), places.end(), [&](const std::vector<Blake3>& place) {
+    return std::any_of(place.begin(), place.end(), held);
+  });
+}
+
+bool Ledger::MayLose(size_t host) {
+  Refresh();
+  return !floor_ || IsAvailable(floor_->record, host, nullptr);
+}
+
+bool Ledger::MayLoseCopy(size_t host, const Blake3& digest) {
+  Refresh();
+  return !floor_ || IsAvailable(floor_->record, host, &digest);
+}
+
+bool Ledger::IsOfFloor(const Blake3& digest) const {
+  if (!floor_) return false;
+  const auto& shards = floor_->record.shards();
+  return std::any_of(shards.begin(), shards.end(),
+                     [&](const auto& shard) { return shard.digest() == digest.Raw(); });
+}
+
+void Ledger::CheckFloor(const char* when) {
+  Refresh();
+  if (!floor_ || IsAvailable(floor_->record, std::nullopt, nullptr)) return;
+  // An agent takes its copy for good until it reads it again, and another's for one too many.
+  const auto& shards = floor_->record.shards();
+  const bool rotten = std::any_of(shards.begin(), shards.end(), [&](const auto& shard) {
+    return damaged_.contains(FixedFromProto<Blake3>(shard.digest()));
+  });
+  if (rotten) {
+    world_->Count("commits given up after damage at rest");
+    return GiveUpFloor();
+  }
+  world_->Fail(fmt::format("{}: no good copy of some shard of the committed {} is left", when,
+                           floor_->save.ToString()));
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+uint64_t Ledger::CheckpointBytes(const JobShape& shape) {
+  // Data, and for each shard its manifest, its state and a page to spare.
+  const uint64_t small = shape.framework == Framework::kPytorch ? 0 : 3;
+  return shape.workers * (Pages(shape.file_bytes + 64) + small + 3) * kPageBytes;
+}
+
+void Ledger::CheckMemory() {
+  const uint64_t unit = CheckpointBytes(job_->shape());
+  for (auto& host : hosts_) {
+    const uint64_t percent = host->mount().use().bytes * 100 / unit;
+    peak_percent_ = std::max(peak_percent_, percent);
+  }
+}
+
+// ---- the end -----------------------------------------------------------------------------------
+
+std::set<Blake3> Ledger::ShardsAt(size_t host) const {
+  std::set<Blake3> shards;
+  const auto entries = hosts_[host]->outside().List(AtMount(std::string(kShardsDir)));
+  if (!entries.ok()) return shards;
+  for (const DirEntry& entry : *entries) {
+    if (const auto digest = ParseShardDirName(entry.name)) shards.insert(*digest);
+  }
+  return shards;
+}
+
+void Ledger::CheckAllInPlace() {
+  Refresh();
+  if (!floor_) return world_->Fail("in the end nothing is committed");
+  const JobShape& shape = job_->shape();
+  std::set<Blake3> wanted;
+  for (const auto& place : Places(floor_->record)) {
+    std::set<std::pair<Blake3, size_t>> copies;
+    for (const Blake3& digest : place) {
+      wanted.insert(digest);
+      for (size_t host = 0; host < hosts_.size(); ++host) {
+        if (IsIntact(host, digest)) copies.insert({digest, host});
+      }
+    }
+    const size_t demanded = shape.replicas > 1 ? shape.replicas : 1 + shape.peers;
+    if (copies.size() >= demanded) continue;
+    return world_->Fail(
+        fmt::format("in the end a shard has {} copies, not {}", copies.size(), demanded));
+  }
+  for (Rank rank = 0; rank < shape.nodes; ++rank) {
+    const size_t host = job_->placement()[rank];
+    for (const Blake3& digest : ShardsAt(host)) {
+      if (!wanted.contains(digest) && JobOf(host, digest) == shape.name) {
+        return world_->Fail(
+            fmt::format("in the end n{} still holds shard {}", host, digest.Hex().substr(0, 12)));
+      }
+    }
+    for (const std::string_view part : {kStagedDir, kIncomingDir, std::string_view("trash")}) {
+      const auto entries = hosts_[host]->outside().List(AtMount(std::string(part)));
+      if (entries.ok() && !entries->empty()) {
+        return world_->Fail(
+            fmt::format("in the end n{} has {} left in {}", host, entries->front().name, part));
+      }
+    }
+  }
 }
 
 }  // namespace tierkeep::sim

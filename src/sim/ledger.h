@@ -1,13 +1,12 @@
 // What was promised and what came of it: saves, commits, losses, restores.
 //
-// Promises checked (numbers of docs/testing.md):
-//   * what is restored is, byte for byte, what was saved (sim_client.cc), the same save on all
-//   nodes
-//     (sim_job.cc);
-//   * no restore goes back behind the newest committed generation while no more copies were lost
-//     than it has to spare;
-//   * the agents never delete the last copies of it;
-//   * a mount never holds more than the table of docs/ARCHITECTURE.md, "Memory", allows.
+// Checked here, beside what sim_client.cc (restored bytes) and sim_job.cc (one save for all nodes)
+// check:
+//   * a restore doesn't go back behind the newest committed generation, the *floor*;
+//   * as long as the schedule leaves each of its shards one good copy, the agents do, too;
+//   * a mount holds no more than the table of docs/ARCHITECTURE.md, "Memory", allows;
+//   * in the end every shard has its copies, and nothing else is left in the stores.
+// Copies are looked for in the files themselves and read in full: no agent's word counts.
 // Threads: one.
 #pragma once
 
@@ -17,6 +16,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control.pb.h"
@@ -34,20 +34,85 @@ class Ledger {
 
   void OnStarted(uint32_t attempt);
   void OnReleased(uint32_t attempt, const std::optional<SaveId>& restored);
-  // An agent says that it recorded a commit.
-  void OnCommit(size_t host);
-  // Whether all ranks' agents have recorded a commit of a save of this attempt, the nth or a later
-  // one.
-  bool CommittedEverywhere(uint32_t attempt, uint32_t nth) const;
+  // Whether all ranks' agents have recorded the same commit of this attempt's run, of its nth save
+  // or a later one.
+  bool CommittedEverywhere(uint32_t nth);
+
+  // Whether the floor stays restorable without this host's copies, or without its copy of one
+  // shard.
+  bool MayLose(size_t host);
+  bool MayLoseCopy(size_t host, const Blake3& digest);
+  // The schedule took more than was promised to survive.
+  void GiveUpFloor();
+  // Something is going on that may make a restore fall back: errors, full or damaged stores, cuts.
+  void Disturb() { disturbed_at_ = world_->now(); }
+  void BeginDisturbance() { ++disturbances_; }
+  void EndDisturbance() {
+    --disturbances_;
+    Disturb();
+  }
+  // A copy on that host was damaged: what its client was given since may be bad without fault.
+  void OnDamage(size_t host, const Blake3& digest) {
+    Disturb();
+    damaged_.insert(digest);
+    damaged_at_[host] = world_->now();
+  }
+  bool DamagedSince(size_t host, Instant when) const {
+    const auto it = damaged_at_.find(host);
+    return it != damaged_at_.end() && it->second >= when;
+  }
+  // Whether it is a shard of the newest committed generation.
+  bool IsOfFloor(const Blake3& digest) const;
+  bool has_floor() const { return floor_.has_value(); }
+
+  // The floor stands, good copies of all of its shards are somewhere.
+  void CheckFloor(const char* when);
+  void CheckMemory();
+  // Every shard of the newest commit has all copies that its placement demands and the stores hold
+  // nothing else.
+  void CheckAllInPlace();
+  // Most bytes seen in a mount, in percent of a node's checkpoint.
+  uint64_t peak_percent() const { return peak_percent_; }
+  // What one node's checkpoint takes in a mount.
+  static uint64_t CheckpointBytes(const JobShape& shape);
 
  private:
-  struct Commit {
-    uint32_t attempt = 0;
+  // Where a generation stands among the others: of which attempt, which save; 0 is what the attempt
+  // was restored from.
+  using Position = std::pair<uint32_t, uint32_t>;
+  struct Floor {
+    SaveId save;
+    JobShape shape;
     control::GenerationRecord record;
   };
+  // Looks for newer committed generations in the records of all stores.
+  void Refresh();
+  void Consider(const control::GenerationRecord& record);
+  // Which save it is, by what is in its shards.
+  std::optional<SaveId> SaveOf(const control::GenerationRecord& record);
+  bool IsIntact(size_t host, const Blake3& digest) const;
+  std::string JobOf(size_t host, const Blake3& digest) const;
+  // For each rank and worker: the shards that can stand there.
+  static std::vector<std::vector<Blake3>> Places(const control::GenerationRecord& record);
+  bool IsAvailable(const control::GenerationRecord& record, std::optional<size_t> without_host,
+                   const Blake3* without_copy) const;
+  Position PositionOf(const SaveId& save) const;
+  std::set<Blake3> ShardsAt(size_t host) const;
+  static bool IsSameWorld(const JobShape& a, const JobShape& b);
+
   World* const world_;
   std::vector<std::unique_ptr<SimHost>>& hosts_;
   const SimJob* job_ = nullptr;
+  std::map<GenerationId, SaveId> known_;
+  std::map<uint32_t, std::pair<uint32_t, uint32_t>> bases_;  // attempt → restored attempt, nth
+  std::optional<Floor> floor_;
+  std::optional<GenerationId> given_up_;
+  Instant started_at_{};
+  int disturbances_ = 0;
+  std::set<Blake3> damaged_;  // some copy of it
+  std::map<size_t, Instant> damaged_at_;
+  Instant disturbed_at_ = Instant::min();
+  uint64_t peak_percent_ = 0;
 };
 
 }  // namespace tierkeep::sim

@@ -1,5 +1,8 @@
 // The schedule's faults: which kinds, how often, when.
-// Threads: one.
+//
+// Losses of copies stay within what a commit promises to survive (ledger.h), but now and then, in
+// some runs, the schedule takes everything: then the job must still start again, from something
+// older or from nothing, all nodes alike. Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/ledger.h"
 #include "sim/sim_host.h"
 #include "sim/sim_job.h"
 #include "sim/world.h"
@@ -21,6 +25,9 @@ struct NemesisParts {
   DataRates* data_rates;
   FileRates* file_rates;
   SimJob* job;
+  Ledger* ledger;
+  uint64_t mount_bytes;
+  bool ranks_move;  // else every rank stays on its host
 };
 
 class Nemesis {
@@ -31,12 +38,13 @@ class Nemesis {
   void Begin();
   // No faults from now on; what was put in is mended.
   void End();
-  bool active() const { return active_; }
   std::string Describe() const;
 
   // ---- single faults, for scenarios too
   void CrashAgent(size_t host);  // soon, between two file operations
   void LoseMachine(size_t host, bool replaced);
+  // One file of one shard there. False: there is none, or it would be one too many.
+  bool DamageShard(size_t host);
 
  private:
   struct Kind {
@@ -44,17 +52,40 @@ class Nemesis {
     void (Nemesis::*act)();
     Duration every{};  // 0: not in this run
   };
+  void ChooseKinds();
+  void ChooseRates();
   void Plan(size_t kind);
+  // Undone after a while.
+  void For(Duration min, Duration max, std::function<void()> undo);
   size_t AnyHost() { return parts_.world->prng().Below(parts_.hosts->size()); }
   SimHost& host(size_t i) { return *(*parts_.hosts)[i]; }
+  size_t hosts() const { return parts_.hosts->size(); }
 
   void Crash();
   void CrashSeveral();
   void RestartJob();
+  void KillProcess();
+  void MoveRanks();
+  void SwapHost();
+  void ChangeWorld();
+  void LoseRam();
+  void ReplaceMachine();
+  void LoseMuch();
+  void BreakConnection();
+  void Partition();
+  void PartitionOneWay();
+  void RendezvousAway();
+  void Damage();
+  void FillMount();
+  void JumpWall();
+  void SleepHost();
+  void SlowHost();
+  void FileErrors();
 
   const NemesisParts parts_;
   std::vector<Kind> kinds_;
   bool active_ = false;
+  bool file_errors_ = false;
 };
 
 }  // namespace tierkeep::sim

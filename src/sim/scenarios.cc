@@ -17,6 +17,71 @@ void RestartAllAgents(Simulation& sim) {
   sim.RunUntilCommitted(3, kLimit);
 }
 
+// The agent of rank 0 coordinates; after a pause all members seemed silent to it, its own node too,
+// which never heard of it.
+void CoordinatorSleeps(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.host(0).Sleep(60s);
+  sim.RunUntilCommitted(3, kLimit);
+}
+
+// A copy whose manifest rots is outdated by the next commit. Left behind, it stopped every later
+// restore: by then nobody knew any more that it was old.
+void UnreadableOldCopy(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  for (const std::string& path : sim.host(1).mount().Files("store/shards")) {
+    if (!path.ends_with("/manifest")) continue;
+    if (sim.host(1).mount().FlipByte(path, 10, 1).ok()) sim.world().Fault("damage at rest");
+  }
+  sim.host(1).KillAgent();
+  if (!sim.RunFor(20s)) return;
+  sim.job().set_saving(true);
+  if (!sim.RunUntilCommitted(2, kLimit)) return;
+  sim.RestartUntilCommitted(kLimit);
+}
+
+// With no room for replicator.failed the client must still see its yaml go, and the next one, too.
+void FailedOnFullMount(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  SimFs& mount = sim.host(0).mount();
+  sim.job().StartLater(1ms);
+  // From when the volume is clean, so that nothing of the restore fits.
+  sim.world().RunUntil(sim.world().now() + kLimit, [&] {
+    return sim.host(0).node() != nullptr && sim.host(0).node()->status().phase == "joining";
+  });
+  mount.set_bytes_max(mount.use().bytes);
+  sim.world().Fault("mount full");
+  sim.ledger().BeginDisturbance();
+  if (!sim.RunFor(60s)) return;
+  mount.set_bytes_max(uint64_t{1} << 30);
+  sim.ledger().EndDisturbance();
+  sim.RunUntilCommitted(1, kLimit);
+}
+
+// A directory that Orbax was making in place when its job died looks like a save, but isn't one.
+void HalfMadeSave(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  if (!sim.RunFor(30s)) return;
+  for (size_t i = 0; i < sim.hosts(); ++i) {
+    Dir& mount = sim.host(i).outside();
+    const bool made = mount.MakeDir("client/999999", 0755).ok() &&
+                      mount.CreateFile("client/999999/array", 0644).ok();
+    if (!made) return sim.world().Fail("the directory can't be made");
+  }
+  sim.job().set_saving(true);
+  sim.RestartUntilCommitted(kLimit);
+}
+
+// The only copy is with an agent that still listens to a coordinator whose machine is gone.
+void HolderListensToTheDead(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.nemesis().LoseMachine(0, true);
+  sim.job().SetPlacement({2, 3, 0, 1});
+  sim.RunUntilCommitted(1, kLimit);
+}
+
 }  // namespace
 
 const std::vector<Scenario>& Scenarios() {
@@ -25,6 +90,27 @@ const std::vector<Scenario>& Scenarios() {
        .about = "a replaced machine gets its shards back from its peer",
        .run = LoseOneMachine,
        .shape = {.nodes = 4}},
+      {.name = "coordinator-sleeps",
+       .about = "commits go on after the coordinator's host was suspended",
+       .run = CoordinatorSleeps,
+       .shape = {.nodes = 3}},
+      {.name = "unreadable-old-copy",
+       .about = "a copy that can't be read goes with the commit that outdates it",
+       .run = UnreadableOldCopy,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 3}},
+      {.name = "failed-on-full-mount",
+       .about = "a start that fails on a full mount still ends, and the next one comes through",
+       .run = FailedOnFullMount,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2}},
+      {.name = "half-made-save",
+       .about = "what a dead job was still making in place is never restored",
+       .run = HalfMadeSave,
+       .shape = {.nodes = 2}},
+      {.name = "holder-listens-to-the-dead",
+       .about = "a restore waits for the last copy's holder to notice that its coordinator is gone",
+       .run = HolderListensToTheDead,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2, .replicas = 2},
+       .spares = 2},
       {.name = "restart-all-agents",
        .about = "agents that all die at once go on with the run without a new yaml",
        .run = RestartAllAgents,
@@ -48,7 +134,7 @@ SimulationResult RunScenario(const Scenario& scenario, bool trace, bool print) {
   options.print = print;
   Simulation sim(options);
   if (scenario.run == nullptr) return sim.Run();
-  sim.SetShape(scenario.shape);
+  sim.SetShape(scenario.shape, scenario.spares);
   sim.Start();
   scenario.run(sim);
   return sim.Finish();

@@ -16,7 +16,8 @@ struct Scenario {
   uint64_t seed = 0;
   uint32_t nodes = 0;
   void (*run)(Simulation&) = nullptr;
-  JobShape shape{};  // with `run`
+  JobShape shape{};  // with `run`, and the rest
+  size_t spares = 0;
 };
 
 const std::vector<Scenario>& Scenarios();

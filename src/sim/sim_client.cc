@@ -118,7 +118,8 @@ void SimClient::WriteConfig() {
   if (!open->WriteAll(0, AsBytes(options_.config).first(half)).ok()) {
     return Fail("replicator.yaml can't be written");
   }
-  After(world_->Between(1us, 300ms), [this, open, half]() mutable {
+  // However slow the host is: agents judge a file that stays unfinished.
+  After(world_->Between(1us, 300ms) / host_->speed().slow, [this, open, half]() mutable {
     const Status rest = open->WriteAll(half, AsBytes(options_.config).subspan(half));
     open.reset();
     if (!rest.ok()) Fail("replicator.yaml can't be written");
@@ -160,6 +161,12 @@ void SimClient::LookForLinks() {
   auto restored = Take(names);
   if (!restored.ok()) {
     if (!alive()) return;
+    // Its run may have ended since: then the next one has cleared it away.
+    NodeHost* node = host_->node();
+    const bool gone = restored.error().code() == Code::kNotFound &&
+                      (node == nullptr || node->status().phase != "running");
+    if (gone) return Fail("its checkpoint was taken away");
+    if (events_.damaged(host(), asked_at_)) return Fail("its checkpoint was damaged after all");
     return world_->Fail(fmt::format("n{}: rank {} was given a bad checkpoint: {}", host(),
                                     options_.rank, restored.error().ToString()));
   }

@@ -33,6 +33,8 @@ class SimClient {
     std::function<void(Rank rank, std::optional<SaveId> restored)> ready;
     std::function<void(Rank rank, const std::string& why)> failed;  // the process exits
     std::function<void(Rank rank, uint32_t nth, bool written)> saved;
+    // Whether a copy on this host was damaged since: one that was verified before can't be blamed.
+    std::function<bool(size_t host, Instant since)> damaged;
   };
 
   SimClient(World* world, SimHost* host, ClientOptions options, Events events);

@@ -70,6 +70,7 @@ void SimJob::Start() {
   events.saved = [this, attempt](Rank, uint32_t nth, bool written) {
     OnSaved(attempt, nth, written);
   };
+  events.damaged = events_.damaged;
   for (Rank rank = 0; rank < shape_.nodes; ++rank) {
     ClientOptions options;
     options.job = shape_.name;
@@ -187,18 +188,20 @@ void SimJob::PlanSave() {
 
 void SimJob::SaveNow() {
   if (!training_ || !save_complete_) return;
-  step_ += 1 + world_->prng().Below(10);
-  // The same step once more, as a client does that saves at the end of its work.
-  if (nth_ > 0 && world_->prng().Chance(1, 12)) --step_;
+  ++nth_;
+  // The same step once more, as a client does that saves at the end of its work: the same state.
+  if (nth_ == 1 || !world_->prng().Chance(1, 12)) {
+    step_ += 1 + world_->prng().Below(10);
+    save_id_ = nth_;
+  }
   save_complete_ = false;
   saved_parts_ = 0;
-  ++nth_;
   world_->Count("saves");
-  for (auto& client : clients_) client->Save(nth_, step_);
+  for (auto& client : clients_) client->Save(save_id_, step_);
 }
 
 void SimJob::OnSaved(uint32_t attempt, uint32_t nth, bool written) {
-  if (attempt != attempt_ || nth != nth_) return;
+  if (attempt != attempt_ || nth != save_id_) return;
   (void)written;
   if (++saved_parts_ < shape_.nodes * shape_.workers) return;
   save_complete_ = true;

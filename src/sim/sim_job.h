@@ -37,6 +37,8 @@ struct JobRhythm {
 struct JobEvents {
   // All of an attempt's processes have their checkpoint (rank and worker 0 in `restored`).
   std::function<void(uint32_t attempt, std::optional<SaveId> restored)> released;
+  // As SimClient::Events.
+  std::function<bool(size_t host, Instant since)> damaged;
   // An attempt begins; nothing of the one before runs any more.
   std::function<void(uint32_t attempt)> started;
 };
@@ -53,6 +55,7 @@ class SimJob {
   void Stop();
   void SetShape(const JobShape& shape) { next_shape_ = shape; }
   void ShuffleRanks();
+  void SetPlacement(std::vector<size_t> hosts) { placement_ = std::move(hosts); }
   void SwapHost();  // one of the job's hosts gives way to a spare, where there is one
   void KillProcess(size_t host);
   void HostLost(size_t host) { KillProcess(host); }
@@ -98,6 +101,7 @@ class SimJob {
   bool failed_ = false;
   Step step_ = 0;
   uint32_t nth_ = 0;
+  uint32_t save_id_ = 0;
   uint32_t saved_parts_ = 0;
   bool save_complete_ = true;
   uint32_t saves_written_ = 0;

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "control.pb.h"
+#include "sim/sim_runtime.h"
 
 namespace tierkeep::sim {
 namespace {
@@ -26,8 +27,13 @@ size_t HostOf(std::string_view name) {
 
 SimFrameNetwork::SimFrameNetwork(SimNetwork* network, size_t host,
                                  std::shared_ptr<SimProcess> process, FrameHandler* handler,
-                                 uint16_t port)
-    : network_(network), host_(host), process_(std::move(process)), handler_(handler), port_(port) {
+                                 SimRuntime* runtime, uint16_t port)
+    : network_(network),
+      host_(host),
+      process_(std::move(process)),
+      handler_(handler),
+      runtime_(runtime),
+      port_(port) {
   network_->listening_[{host_, port_}] = this;
 }
 
@@ -47,8 +53,9 @@ void SimFrameNetwork::Send(ConnectionId connection, std::string frame) {
 // ---- all together ------------------------------------------------------------------------------
 
 std::unique_ptr<FrameNetwork> SimNetwork::Listen(size_t host, std::shared_ptr<SimProcess> process,
-                                                 FrameHandler* handler) {
-  return std::make_unique<SimFrameNetwork>(this, host, std::move(process), handler, next_port_++);
+                                                 FrameHandler* handler, SimRuntime* runtime) {
+  return std::make_unique<SimFrameNetwork>(this, host, std::move(process), handler, runtime,
+                                           next_port_++);
 }
 
 Duration SimNetwork::Latency(size_t a, size_t b) {
@@ -133,8 +140,9 @@ void SimNetwork::Deliver(const ConnectionPtr& connection, int to, std::string fr
   const End& from = connection->ends[static_cast<size_t>(1 - to)];
   if (connection->broken || end.closed || !end.process->alive()) return;
   if (!IsCut(from.host, end.host) && end.stalled.empty()) {
-    HandOver(end, std::move(frame));
-    return MayReplay(connection, to);
+    if (old_.empty() || !world_->Chance(rates_.replayed)) return HandOver(end, std::move(frame));
+    HandOver(end, frame);
+    return MayReplay(connection, to, frame);
   }
   if (end.stalled.empty()) {
     // The sender's kernel tries again and again, and gives up one day.
@@ -253,6 +261,11 @@ void SimNetwork::Remember(const End& from, const End& to, const std::string& fra
   if (rates_.replayed == 0 || !world_->Chance(50'000)) return;
   control::Envelope message;
   if (!message.ParseFromString(frame) || message.epoch() == 0) return;
+  // Of no epoch in truth: they say nothing that is acted on, or (a join) have fences of their own.
+  if (message.has_ping() || message.has_job_status() || message.has_rejected() ||
+      message.has_join()) {
+    return;
+  }
   OldFrame old{from.host, to.host, message.epoch(), message.job(), frame};
   if (old_.size() < kOldFramesMax) {
     old_.push_back(std::move(old));
@@ -261,18 +274,17 @@ void SimNetwork::Remember(const End& from, const End& to, const std::string& fra
   }
 }
 
-void SimNetwork::MayReplay(const ConnectionPtr& connection, int to) {
-  if (old_.empty() || !world_->Chance(rates_.replayed)) return;
+void SimNetwork::MayReplay(const ConnectionPtr& connection, int to, const std::string& newest) {
   End& end = connection->ends[static_cast<size_t>(to)];
   const End& from = connection->ends[static_cast<size_t>(1 - to)];
   const OldFrame& old = old_[world_->prng().Below(old_.size())];
-  if (old.from != from.host || old.to != end.host) return;
-  uint64_t newest = 0;
-  for (const OldFrame& other : old_) {
-    if (other.job == old.job) newest = std::max(newest, other.epoch);
-  }
-  if (old.epoch >= newest) return;
+  control::Envelope now;
+  if (old.from != from.host || old.to != end.host || !now.ParseFromString(newest)) return;
+  if (old.job != now.job() || old.epoch >= now.epoch()) return;
   world_->Fault("old frame replayed");
+  SimFrameNetwork* network = end.network;
+  network->runtime_->sim_loop().ExpectNoEffect(
+      [network] { return network->runtime_->effects() + network->frames_sent_; });
   HandOver(end, old.frame);
 }
 

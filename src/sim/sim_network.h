@@ -30,6 +30,8 @@ struct NetworkRates {  // per million frames, connections
   uint32_t refused = 0;
 };
 
+class SimRuntime;
+
 std::string HostName(size_t host);
 size_t HostOf(std::string_view name);  // SIZE_MAX: no host's name
 
@@ -38,7 +40,7 @@ class SimNetwork {
   SimNetwork(World* world, size_t hosts) : world_(world), slow_(hosts, 1) {}
 
   std::unique_ptr<FrameNetwork> Listen(size_t host, std::shared_ptr<SimProcess> process,
-                                       FrameHandler* handler);
+                                       FrameHandler* handler, SimRuntime* runtime);
   void set_rates(const NetworkRates& rates) { rates_ = rates; }
   void set_slow(size_t host, uint32_t factor) { slow_[host] = factor; }
 
@@ -88,7 +90,7 @@ class SimNetwork {
   void Report(const ConnectionPtr& connection, int side, Duration delay, Code code,
               std::string why);
   void Remember(const End& from, const End& to, const std::string& frame);
-  void MayReplay(const ConnectionPtr& connection, int to);
+  void MayReplay(const ConnectionPtr& connection, int to, const std::string& newest);
 
   World* const world_;
   NetworkRates rates_;
@@ -105,7 +107,7 @@ class SimNetwork {
 class SimFrameNetwork : public FrameNetwork {
  public:
   SimFrameNetwork(SimNetwork* network, size_t host, std::shared_ptr<SimProcess> process,
-                  FrameHandler* handler, uint16_t port);
+                  FrameHandler* handler, SimRuntime* runtime, uint16_t port);
   ~SimFrameNetwork() override;
   uint16_t port() const override { return port_; }
   ConnectionId Connect(const HostPort& to) override { return network_->Connect(this, to); }
@@ -120,6 +122,7 @@ class SimFrameNetwork : public FrameNetwork {
   const size_t host_;
   const std::shared_ptr<SimProcess> process_;
   FrameHandler* const handler_;
+  SimRuntime* const runtime_;
   const uint16_t port_;
   uint64_t frames_sent_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "sim/sim_network.h"
 
@@ -20,9 +21,10 @@ Duration DelayOf(World* world, const HostSpeed& speed, Duration most) {
 // One item after the other.
 class SimOrdered : public WorkQueue {
  public:
-  explicit SimOrdered(const SimRuntime::Parts& parts) : parts_(parts) {}
+  SimOrdered(SimRuntime* owner, const SimRuntime::Parts& parts) : owner_(owner), parts_(parts) {}
   void Submit(std::function<void()> work) override { SubmitAfter({}, std::move(work)); }
   void SubmitAfter(Duration pause, std::function<void()> work) override {
+    owner_->CountSubmitted();
     busy_until_ = std::max(busy_until_, parts_.world->now() + pause +
                                             DelayOf(parts_.world, *parts_.speed, kHandOverMax));
     parts_.world->At(busy_until_, [process = parts_.process, work = std::move(work)] {
@@ -31,6 +33,7 @@ class SimOrdered : public WorkQueue {
   }
 
  private:
+  SimRuntime* const owner_;
   const SimRuntime::Parts& parts_;
   Instant busy_until_{};
 };
@@ -98,6 +101,13 @@ void SimRandom::Fill(void* data, size_t n) {
 
 void SimLoop::Post(std::function<void()> work) {
   busy_until_ = std::max(busy_until_, world_->now() + DelayOf(world_, *speed_, kHandOverMax));
+  if (effects_) {
+    work = [world = world_, effects = std::exchange(effects_, nullptr), work = std::move(work)] {
+      const uint64_t before = effects();
+      work();
+      if (effects() != before) world->Fail("a message of an earlier epoch had an effect");
+    };
+  }
   world_->At(busy_until_, [process = process_, work = std::move(work)] {
     if (process->alive()) work();
   });
@@ -139,7 +149,7 @@ void SimLoop::ClockMoved() {
 // ---- runtime -----------------------------------------------------------------------------------
 
 std::unique_ptr<WorkQueue> SimRuntime::StartOrdered() {
-  return std::make_unique<SimOrdered>(parts_);
+  return std::make_unique<SimOrdered>(this, parts_);
 }
 
 std::unique_ptr<WorkQueue> SimRuntime::StartPool(size_t) {
@@ -153,7 +163,7 @@ Result<std::unique_ptr<DirWatch>> SimRuntime::Watch(const std::string& path,
 
 Result<std::unique_ptr<FrameNetwork>> SimRuntime::Listen(const FrameNetworkOptions&,
                                                          FrameHandler* handler) {
-  return parts_.network->Listen(parts_.host, parts_.process, handler);
+  return parts_.network->Listen(parts_.host, parts_.process, handler, this);
 }
 
 }  // namespace tierkeep::sim

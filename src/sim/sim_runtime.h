@@ -65,7 +65,8 @@ class SimLoop : public Loop {
   void CancelTimersOf(uint64_t owner) override;
   // The clock was moved: due timers fire.
   void ClockMoved();
-  uint64_t timers_set() const { return timers_set_; }
+  // The next work that is posted must have no effect: no work elsewhere, no frame.
+  void ExpectNoEffect(std::function<uint64_t()> effects) { effects_ = std::move(effects); }
 
  private:
   struct Timer {
@@ -82,6 +83,7 @@ class SimLoop : public Loop {
   const std::shared_ptr<SimProcess> process_;
   Instant busy_until_{};
   uint64_t timers_set_ = 0;
+  std::function<uint64_t()> effects_;
   std::map<TimerKey, Timer> timers_;
   // Events outlive us.
   const std::shared_ptr<SimLoop*> self_ = std::make_shared<SimLoop*>(this);
@@ -108,6 +110,10 @@ class SimRuntime : public Runtime {
 
   Loop& loop() override { return loop_; }
   SimLoop& sim_loop() { return loop_; }
+  // Grows with all that the loop causes elsewhere. Timers don't count: a member that is heard is
+  // alive, whatever it says.
+  uint64_t effects() const { return submitted_; }
+  void CountSubmitted() { ++submitted_; }
   std::unique_ptr<WorkQueue> StartOrdered() override;
   std::unique_ptr<WorkQueue> StartPool(size_t threads) override;
   // `path` is relative to the mount.
@@ -119,6 +125,7 @@ class SimRuntime : public Runtime {
  private:
   const Parts parts_;
   SimLoop loop_;
+  uint64_t submitted_ = 0;
 };
 
 }  // namespace tierkeep::sim

@@ -55,22 +55,31 @@ class Simulation {
   // Until the job trains with `saves` written and committed in its present attempt. Fails the run
   // when that doesn't come.
   bool RunUntilCommitted(uint32_t saves, Duration limit);
+  // The job starts again, and so on.
+  bool RestartUntilCommitted(Duration limit);
   bool RunFor(Duration time);
   SimulationResult Finish();
   World& world() { return world_; }
   SimJob& job() { return *job_; }
+  SimNetwork& network() { return *network_; }
   SimHost& host(size_t i) { return *hosts_[i]; }
   size_t hosts() const { return hosts_.size(); }
   Nemesis& nemesis() { return *nemesis_; }
   Ledger& ledger() { return *ledger_; }
-  void SetShape(const JobShape& shape) { shape_ = shape; }  // before Start
+  void SetShape(const JobShape& shape, size_t spares) {  // before Start
+    shape_ = shape;
+    spares_ = spares;
+  }
 
  private:
   void ChooseShape(uint32_t nodes);
+  void ChooseMount();
   uint64_t MountBytes() const;
   void MakeHosts();
   void OnLog(size_t host, Severity severity, std::string_view text);
   void Converge();
+  bool TryUntilCommitted(uint32_t saves, Duration limit);
+  void WatchMemory();
   std::string States();
 
   const SimulationOptions options_;
@@ -78,6 +87,7 @@ class Simulation {
   JobShape shape_;
   size_t spares_ = 0;
   uint32_t mount_tenths_ = 0;  // size of the mounts in tenths of a checkpoint; 0: ample
+  bool ranks_move_ = true;
   JobRhythm rhythm_;
   SimNetwork* network_ = nullptr;
   std::unique_ptr<SimNetwork> owned_network_;
