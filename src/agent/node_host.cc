@@ -333,7 +333,7 @@ Status NodeHost::Do(const NodeAction::CleanVolume& action) {
   NodeEvent::VolumeCleaned cleaned;
   TK_ASSIGN_OR_RETURN(const std::vector<FoundSave> saves,
                       parts_.volume->ListSaves(action.config.world.framework, action.config.job,
-                                               SaveScan::kAnyDirectory));
+                                               SaveScan::kAtStart));
   for (const FoundSave& save : saves) {
     const WorldShape& world = action.config.world;
     if (world.framework == Framework::kPytorch &&

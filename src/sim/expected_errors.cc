@@ -70,6 +70,7 @@ const std::vector<Expected>& AllExpected() {
       {"the copies of", {R::kDamage, R::kFiles, R::kFull, R::kLost, R::kNetwork, R::kJob}},
       // -- saves
       {"the save of ", {R::kFiles, R::kFull, R::kSlowness}},
+      {"some worker skipped them", {R::kFiles, R::kFull, R::kJob, R::kLost, R::kSlowness}},
       {"can't be adopted", {R::kFiles, R::kFull, R::kJob, R::kLost}},
       {"new saves are not protected", {R::kNetwork, R::kCrash, R::kLost, R::kSlowness, R::kJob}},
       // -- files

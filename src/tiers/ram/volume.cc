@@ -130,7 +130,7 @@ Result<std::vector<FoundSave>> Volume::ListSaves(Framework framework, std::strin
       const auto name = ParseWorkerName(entry.name, ".save");
       if (entry.type != FileType::kFile || !name || name->job != job) continue;
       // One that is still written is reported by the watch when its writer closes it.
-      const auto writers = scan == SaveScan::kFinished
+      const auto writers = scan == SaveScan::kRunning
                                ? client.ProbeWriters(entry.name)
                                : Result<LeaseResult>(LeaseResult::kNoWriters);
       if (writers.ok() && *writers == LeaseResult::kHasWriters) continue;
@@ -139,9 +139,8 @@ Result<std::vector<FoundSave>> Volume::ListSaves(Framework framework, std::strin
     }
     const auto step = ParseStepName(entry.name);
     if (entry.type != FileType::kDirectory || !step) continue;
-    const bool finished = scan == SaveScan::kAnyDirectory ||
-                          framework == Framework::kPytorchDistributed ||
-                          HasCommitSuccess(client, entry.name);
+    const bool finished =
+        framework == Framework::kPytorchDistributed || HasCommitSuccess(client, entry.name);
     if (finished) saves.push_back({entry.name, *step, 0});
   }
   std::sort(saves.begin(), saves.end(), [](const FoundSave& a, const FoundSave& b) {

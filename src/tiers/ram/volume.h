@@ -22,14 +22,13 @@ struct ConfigFile {
   std::string id;  // inode, ctime and digest
 };
 
-// Which directories count as saves.
+// What counts as a save. Directories of Orbax: with commit_success.txt, which it writes last, also
+// when it makes them in place; without it nobody can tell a save from what a dead job was still
+// making. (Orbax before 0.12.3 doesn't write it: its saves count when they are seen to be moved
+// in.) Directories of pytorch.distributed: all, since its only way is a rename.
 enum class SaveScan : uint8_t {
-  // While the job runs. Orbax: with commit_success.txt, which it writes last, also when it makes
-  // the directory in place. pytorch.distributed: all, since its only way is a rename.
-  kFinished,
-  // All: at start, when nobody writes any more, and for a name that was seen moved in by a rename
-  // (Orbax before 0.12.3 writes no commit_success.txt).
-  kAnyDirectory,
+  kRunning,  // while the job runs: no file that somebody still has open for writing
+  kAtStart,  // those too: who wrote them is of the past, and is waited for
 };
 
 // A finished save that stands in the volume.
@@ -56,7 +55,7 @@ class Volume {
   // Saves now in the volume, by (step, name); never links. Frameworks orbax and
   // pytorch.distributed: directories named by digits; framework pytorch: J-sS-nR-wW.save files.
   Result<std::vector<FoundSave>> ListSaves(Framework framework, std::string_view job,
-                                           SaveScan scan = SaveScan::kFinished);
+                                           SaveScan scan = SaveScan::kRunning);
   // Start-up cleaning: removes every entry but replicator.yaml, jax-init-info.txt and the H.data
   // trees in `keep_data` (names H). Saves are expected to have been taken before.
   Status Clean(const std::vector<std::string>& keep_data);

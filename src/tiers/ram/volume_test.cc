@@ -302,11 +302,11 @@ TEST_F(VolumeTest, ListsFinishedSaves) {
     return listed;
   };
   using Names = std::vector<std::string>;
-  EXPECT_EQ(names(Framework::kOrbax, SaveScan::kFinished), (Names{"0", "007", "100"}));
-  EXPECT_EQ(names(Framework::kOrbax, SaveScan::kAnyDirectory), (Names{"0", "007", "99", "100"}));
-  EXPECT_EQ(names(Framework::kPytorchDistributed, SaveScan::kFinished),
+  EXPECT_EQ(names(Framework::kOrbax, SaveScan::kRunning), (Names{"0", "007", "100"}));
+  EXPECT_EQ(names(Framework::kOrbax, SaveScan::kAtStart), (Names{"0", "007", "100"}));
+  EXPECT_EQ(names(Framework::kPytorchDistributed, SaveScan::kRunning),
             (Names{"0", "007", "99", "100"}));
-  EXPECT_EQ(names(Framework::kPytorch, SaveScan::kFinished),
+  EXPECT_EQ(names(Framework::kPytorch, SaveScan::kRunning),
             (Names{"train-s3-n0-w0.save", "train-s3-n0-w1.save"}));
   const auto saves = volume().ListSaves(Framework::kPytorch, "train");
   EXPECT_EQ((*saves)[1].step, 3u);
