@@ -36,6 +36,9 @@ MetricsSnapshot ForMetrics(const StatusInputs& in) {
   const auto& job = in.coordinating ? in.coordinating : in.node.job;
   if (job) out.peers_lost = static_cast<uint64_t>(job->missing_ranks_size());
   out.commits = in.node.commits;
+  if (in.node.restored) out.restores_without_commit = in.node.restores_without_commit;
+  out.restored_is_suspect = in.node.restored && !in.node.restored->suspect().empty() &&
+                            in.node.restores_without_commit > 0;
   out.dropped_messages = in.node.dropped_messages;
   out.rejected_frames = in.rejected_frames;
   out.rejected_data_requests = in.rejected_data_requests;
@@ -75,6 +78,7 @@ HttpHandler MakeAdminHandler(AdminSources sources) {
       return Json(StatusJson(sources.snapshot()));
     }
     if (request.path == "/v1/verify" && request.method == "POST") return VerifyAll(*sources.store);
+    if (request.path.starts_with("/v1/restore/")) return sources.restore(request);
     if (request.path == "/metrics" && request.method == "GET") {
       return {200, "text/plain; version=0.0.4", sources.metrics(ForMetrics(sources.snapshot()))};
     }

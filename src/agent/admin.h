@@ -2,6 +2,7 @@
 //
 //   GET  /v1/status    status_json.h
 //   POST /v1/verify    re-reads every copy; one object a shard
+//   POST /v1/restore/  restore_api.h
 //   GET  /metrics      text exposition
 //   GET  /healthz      "ok" while the loop answers
 #pragma once
@@ -20,6 +21,7 @@ struct AdminSources {
   std::function<StatusInputs()> snapshot;  // any thread
   std::function<std::string(const MetricsSnapshot&)> metrics;
   Store* store = nullptr;
+  HttpHandler restore;  // of MakeRestoreHandler
 };
 
 HttpHandler MakeAdminHandler(AdminSources sources);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <future>
 #include <thread>
@@ -18,6 +19,7 @@
 #include "agent/event_loop.h"
 #include "agent/metrics.h"
 #include "agent/node_host.h"
+#include "agent/restore_api.h"
 #include "agent/threaded_runtime.h"
 #include "base/check.h"
 #include "base/log_sinks.h"
@@ -85,7 +87,8 @@ class Agent {
   explicit Agent(const AgentSettings& settings) : settings_(settings) {}
   ~Agent();
   Status Start();
-  void Loop() { loop_.Run(); }
+  // Until the agent is to exit.
+  void Loop();
   void BeginStop();
   const Logger& logger() const { return logger_; }
 
@@ -98,6 +101,7 @@ class Agent {
   Status StartNode();
   Status StartAdmin();
   StatusInputs Snapshot();
+  Status GiveOrder(const control::RestoreOrder& order);
 
   AgentSettings settings_;
   SystemClock clock_;
@@ -127,11 +131,13 @@ class Agent {
   CoordinatorPlace place_ = CoordinatorPlace::kRankZero;  // follows from the rendezvous
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<NodeHost> node_;
+  std::atomic<bool> stopping_{false};
   std::unique_ptr<HttpServer> admin_;
   std::unique_ptr<HttpServer> metrics_server_;
 };
 
 Agent::~Agent() {
+  stopping_ = true;
   metrics_server_.reset();
   admin_.reset();
   node_.reset();
@@ -234,6 +240,11 @@ Status Agent::StartControl() {
   // Strangers must leave enough for the files of a save and for the data port.
   options.network.connections_max = static_cast<uint32_t>(
       std::min<uint64_t>(options.network.connections_max, RaiseFileLimit() / 2));
+  options.fixed_address = settings_.rendezvous.starts_with("static:");
+  options.restore = {.suspect_after = settings_.suspect_after,
+                     .restores_max = settings_.max_restores,
+                     .absent_wait = settings_.absent_wait,
+                     .go_on_without_absent = settings_.on_absent == "go-on"};
   control_ = std::make_unique<ControlPlane>(
       std::move(options), &runtime_, &clock_, &random_, &metrics_, logger_,
       [this](const std::string& job) {
@@ -299,18 +310,25 @@ Status Agent::StartAdmin() {
   sources.snapshot = [this] { return Snapshot(); };
   sources.metrics = [this](const MetricsSnapshot& s) { return metrics_.Text(s); };
   sources.store = store_.get();
+  RestoreApiParts restore;
+  restore.snapshot = sources.snapshot;
+  restore.give_order = [this](const control::RestoreOrder& order) { return GiveOrder(order); };
+  restore.store = store_.get();
+  restore.clock = &clock_;
+  restore.random = &random_;
+  restore.port.stall_limit = DataPortOptions().stall_limit;
+  if (settings_.data_encryption) restore.port.tls = tls_;
+  restore.mount = settings_.mount;
+  restore.stopping = &stopping_;
+  sources.restore = MakeRestoreHandler(std::move(restore));
   HttpHandler handler = MakeAdminHandler(std::move(sources));
   auto admin = HttpServer::ListenUnix(settings_.admin, handler);
   if (!admin.ok()) return admin.error().With("admin socket " + settings_.admin);
   admin_ = std::move(*admin);
   if (settings_.metrics.empty()) return OkStatus();
-  const size_t colon = settings_.metrics.rfind(':');
-  if (colon == std::string::npos) {
-    return Error(Code::kInvalidArgument, "metrics must be HOST:PORT");
-  }
-  const HostPort at{settings_.metrics.substr(0, colon),
-                    static_cast<uint16_t>(std::atoi(settings_.metrics.c_str() + colon + 1))};
-  auto server = HttpServer::ListenTcp(at, ReadOnly(std::move(handler)));
+  const auto at = ParseHostPort(settings_.metrics, 0);
+  TK_CHECK_MSG(at.has_value(), "LoadSettings has checked it");
+  auto server = HttpServer::ListenTcp(*at, ReadOnly(std::move(handler)));
   if (!server.ok()) return server.error().With("metrics " + settings_.metrics);
   metrics_server_ = std::move(*server);
   return OkStatus();
@@ -346,6 +364,30 @@ StatusInputs Agent::Snapshot() {
   in.control_port = control_->port();
   in.data_port = data_server_->port();
   return in;
+}
+
+void Agent::Loop() {
+  loop_.Run();
+  // Requests that wait for the loop are answered before their servers go.
+  std::atomic<bool> closed{false};
+  std::thread closing([&] {
+    stopping_ = true;
+    metrics_server_.reset();
+    admin_.reset();
+    closed = true;
+    loop_.Stop();
+  });
+  while (!closed) loop_.Run();
+  closing.join();
+}
+
+Status Agent::GiveOrder(const control::RestoreOrder& order) {
+  std::promise<Status> done;
+  loop_.Post([&] {
+    node_->Dispatch(NodeEvent::OrderGiven{order});
+    node_->WhenPersisted([&done](const Status& status) { done.set_value(status); });
+  });
+  return done.get_future().get();
 }
 
 void Agent::BeginStop() {

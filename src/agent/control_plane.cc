@@ -107,6 +107,10 @@ void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame
   if (it->second.empty()) it->second = message->job();
   const std::string job = message->job();
   if (job != it->second || !hosts_.contains(job)) {
+    if (options_.fixed_address && message->has_join() && !hosts_.empty()) {
+      const std::string ours = own_job_;
+      ToCoordinator(ours, CoordinatorEvent::Received{connection, *message});
+    }
     ++strangers_messages_;
     control::Envelope answer;
     answer.set_job(job);
@@ -165,6 +169,7 @@ void ControlPlane::BecomeCoordinator(const control::JobSettings& settings,
   options.boot = options_.boot;
   random_->Fill(options.run_nonce.bytes.data(), Id128::kSize);
   options.gather_deadline = gather_deadline;
+  options.restore = options_.restore;
   options.timings = options_.timings;
   Host& host = hosts_[job];
   host.owner = next_owner_++;

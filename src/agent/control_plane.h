@@ -31,6 +31,8 @@ class ControlPlane : private FrameHandler {
     std::string advertise_host;
     Id128 boot;
     FrameNetworkOptions network;
+    bool fixed_address = false;  // no record leads here: nodes of any job may come
+    RestorePolicy restore;
     CoreTimings timings;
     Steps* steps = nullptr;  // of the coordinators; may be none
   };

@@ -21,7 +21,10 @@ void EventLoop::Run() {
         wake_.wait_for(lock, *next - now, ready);
       }
       work.swap(queue_);
-      if (work.empty() && stopping_) return;
+      if (work.empty() && stopping_) {
+        stopping_ = false;
+        return;
+      }
     }
     for (auto& w : work) w();
     FireDue(clock_->Now());

@@ -17,7 +17,7 @@ class EventLoop : public Loop {
  public:
   explicit EventLoop(Clock* clock) : clock_(clock) {}
 
-  // Runs until Stop; sleeps without polling while nothing is due.
+  // Runs until Stop, and may be run again; sleeps without polling while nothing is due.
   void Run();
   // Threads: any. Work posted before Stop still runs.
   void Post(std::function<void()> work) override;

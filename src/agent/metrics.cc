@@ -77,6 +77,11 @@ struct Metrics::Families {
   prometheus::Gauge& waiting_bytes =
       Gauge("tierkeep_pulls_waiting_bytes", "Bytes of the copies that wait for memory");
   prometheus::Gauge& lost = Gauge("tierkeep_peers_lost", "Ranks that the coordinator misses");
+  prometheus::Gauge& restores =
+      Gauge("tierkeep_restores_without_commit",
+            "How often the job was restored from what it runs from, without a later commit");
+  prometheus::Gauge& suspect =
+      Gauge("tierkeep_restored_suspect", "1 when that is so often that the checkpoint is suspect");
 
   struct Total {
     prometheus::Counter& counter;
@@ -144,6 +149,8 @@ std::string Metrics::Text(const MetricsSnapshot& s) {
     f.waiting.Set(static_cast<double>(s.pulls_waiting));
     f.waiting_bytes.Set(static_cast<double>(s.bytes_waiting));
     f.lost.Set(static_cast<double>(s.peers_lost));
+    f.restores.Set(static_cast<double>(s.restores_without_commit));
+    f.suspect.Set(s.restored_is_suspect ? 1 : 0);
     f.pulled.Set(s.bytes_pulled);
     f.served.Set(s.bytes_served);
     f.commits.Set(s.commits);

@@ -28,6 +28,8 @@ struct MetricsSnapshot {
   uint64_t bytes_served = 0;
   uint64_t peers_lost = 0;
   uint64_t commits = 0;
+  uint64_t restores_without_commit = 0;
+  bool restored_is_suspect = false;
   uint64_t dropped_messages = 0;
   uint64_t rejected_frames = 0;
   uint64_t rejected_data_requests = 0;

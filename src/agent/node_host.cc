@@ -223,8 +223,10 @@ Status NodeHost::OnLoop(std::function<void()> work) {
 }
 
 Status NodeHost::Do(const NodeAction::PersistState& a) {
-  TK_ASSIGN_OR_RETURN(const std::string bytes, EncodeNodeState(a.state));
-  return parts_.state_dir->WriteFileAtomically(kStateFile, bytes, 0600);
+  const auto bytes = EncodeNodeState(a.state);
+  persisted_ = bytes.ok() ? parts_.state_dir->WriteFileAtomically(kStateFile, *bytes, 0600)
+                          : Status(bytes.error());
+  return persisted_;
 }
 
 Status NodeHost::Do(const NodeAction::RemoveConfig& a) {

@@ -66,6 +66,11 @@ class NodeHost {
   // Events of the control side and SIGTERM.
   void Dispatch(const NodeEvent::Any& event);
   void RequestStop(std::function<void()> done);
+  // `done` gets how the last write of the state ended, once all that was dispatched so far is
+  // carried out; on another thread.
+  void WhenPersisted(std::function<void(Status)> done) {
+    ordered_->Submit([this, done = std::move(done)] { done(persisted_); });
+  }
 
   NodeStatus status() const { return machine_.status(); }
   const RestoreTimes& restore_times() const { return times_; }
@@ -150,6 +155,7 @@ class NodeHost {
   std::map<TaskId, Task> tasks_;
 
   // Ordered thread only.
+  Status persisted_;
   std::map<std::string, Peer> peers_;  // by node name
   bool watching_saves_ = false;
   Framework save_framework_ = Framework::kOrbax;

@@ -79,6 +79,18 @@ Setting Number(std::string_view name, std::string_view help, uint64_t lowest, ui
           [field](const AgentSettings& s) { return fmt::format("{}", s.*field); }};
 }
 
+Setting Seconds(std::string_view name, std::string_view help, uint64_t lowest, uint64_t highest,
+                Duration AgentSettings::*field) {
+  return {{name, "SECONDS", help},
+          [=](AgentSettings& s, std::string_view text) -> Status {
+            uint64_t seconds = 0;
+            TK_RETURN_IF_ERROR(ParseNumber(text, lowest, highest, seconds));
+            s.*field = std::chrono::seconds(seconds);
+            return OkStatus();
+          },
+          [field](const AgentSettings& s) { return fmt::format("{}", ToMillis(s.*field) / 1000); }};
+}
+
 Setting Switch(std::string_view name, std::string_view value, std::string_view help,
                bool AgentSettings::*field) {
   return {{name, value, help},
@@ -124,14 +136,7 @@ const std::vector<Setting>& Settings() {
       Number("pull-streams", "connections a pulled shard is spread over", 1, 64, &S::pull_streams),
       Number("bandwidth-limit", "bytes a second that this node sends at most; 0: no limit", 0,
              UINT64_MAX, &S::bandwidth_limit),
-      {{"stop-budget", "SECONDS", "longest time between SIGTERM and exit"},
-       [](S& s, std::string_view text) -> Status {
-         uint64_t seconds = 0;
-         TK_RETURN_IF_ERROR(ParseNumber(text, 1, 3600, seconds));
-         s.stop_budget = std::chrono::seconds(seconds);
-         return OkStatus();
-       },
-       [](const S& s) { return fmt::format("{}", ToMillis(s.stop_budget) / 1000); }},
+      Seconds("stop-budget", "longest time between SIGTERM and exit", 1, 3600, &S::stop_budget),
       {{"crash-before", "STEP[:N]", ""},
        [](S& s, std::string_view text) -> Status {
          if (!text.empty()) TK_RETURN_IF_ERROR(ParseCrashPoint(text));
@@ -147,6 +152,18 @@ const std::vector<Setting>& Settings() {
              100'000'000, &S::save_entries_max),
       Number("save-depth-max", "a save with deeper directories is refused", 1, 4096,
              &S::save_depth_max),
+      Number("suspect-after",
+             "report a checkpoint that was restored so often without a later commit; 0: never", 0,
+             1'000'000, &S::suspect_after),
+      Number("max-restores",
+             "restore a checkpoint so often without a later commit, then an older one; 0: no limit",
+             0, 1'000'000, &S::max_restores),
+      Seconds("absent-wait",
+              "how long a restore waits for nodes that are away and may hold a newer checkpoint", 1,
+              3600, &S::absent_wait),
+      Choice("on-absent", "stop|go-on",
+             "when none of them came: stop and tell the job, or give that checkpoint up",
+             &S::on_absent, {"stop", "go-on"}),
   };
   return table;
 }
@@ -214,6 +231,11 @@ Status CheckWhole(AgentSettings& s) {
   if (s.node_name.empty()) s.node_name = HostName();
   if (s.node_name.empty()) return missing("node-name");
   TK_RETURN_IF_ERROR(ParseRendezvous(s.rendezvous));
+  if (!s.metrics.empty() && !ParseHostPort(s.metrics, 0)) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("metrics \"{}\" must be HOST:PORT with a port from 0 to 65535",
+                             EscapeForLog(s.metrics, 128)));
+  }
   const bool loopback = IsLoopbackHost(s.advertise);
   if (s.listen.empty()) s.listen = loopback ? s.advertise : "0.0.0.0";
   if (s.listen == "localhost") s.listen = "127.0.0.1";
@@ -273,6 +295,20 @@ std::string PrintSettings(const LoadedSettings& loaded) {
   return out;
 }
 
+std::optional<HostPort> ParseHostPort(std::string_view text, uint16_t lowest_port) {
+  const size_t colon = text.rfind(':');
+  HostPort out;
+  if (colon == std::string_view::npos || colon == 0 ||
+      !ParseNumber(text.substr(colon + 1), lowest_port, 65535, out.port).ok()) {
+    return std::nullopt;
+  }
+  out.host = text.substr(0, colon);
+  if (out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']') {
+    out.host = out.host.substr(1, out.host.size() - 2);
+  }
+  return out;
+}
+
 Result<RendezvousAddress> ParseRendezvous(std::string_view text) {
   RendezvousAddress out;
   if (text.starts_with("file:") && text.size() > 5) {
@@ -281,15 +317,10 @@ Result<RendezvousAddress> ParseRendezvous(std::string_view text) {
     return out;
   }
   if (text.starts_with("static:")) {
-    out.kind = RendezvousAddress::Kind::kStatic;
-    std::string_view rest = text.substr(7);
-    const size_t colon = rest.rfind(':');
-    if (colon != std::string_view::npos && colon > 0 &&
-        ParseNumber(rest.substr(colon + 1), 1, 65535, out.port).ok()) {
-      out.host = rest.substr(0, colon);
-      if (out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']') {
-        out.host = out.host.substr(1, out.host.size() - 2);
-      }
+    if (const auto at = ParseHostPort(text.substr(7), 1)) {
+      out.kind = RendezvousAddress::Kind::kStatic;
+      out.host = at->host;
+      out.port = at->port;
       return out;
     }
   }

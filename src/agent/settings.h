@@ -12,6 +12,7 @@
 
 #include "base/result.h"
 #include "base/time.h"
+#include "io/frame_network.h"
 
 namespace tierkeep {
 
@@ -40,6 +41,10 @@ struct AgentSettings {
   std::string on_pressure = "refuse";  // or "thin"
   uint64_t save_entries_max = 1'000'000;
   uint32_t save_depth_max = 128;
+  uint32_t suspect_after = 3;  // restores without a later commit; 0: never
+  uint32_t max_restores = 0;   // likewise, then an older generation; 0: no limit
+  Duration absent_wait = 240s;
+  std::string on_absent = "stop";  // or go-on
 
   bool uses_tls() const { return !tls_dir.empty(); }
 };
@@ -78,6 +83,8 @@ struct RendezvousAddress {
   uint16_t port = 0;
 };
 Result<RendezvousAddress> ParseRendezvous(std::string_view text);
+// "host:port", "[::1]:port"; nothing for any other form or a port beyond [lowest_port, 65535].
+std::optional<HostPort> ParseHostPort(std::string_view text, uint16_t lowest_port);
 bool IsLoopbackHost(std::string_view host);
 
 }  // namespace tierkeep

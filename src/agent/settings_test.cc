@@ -63,6 +63,11 @@ TEST(Settings, ErrorsNameSettingSourceAndRule) {
       {"rendezvous", "etcd:1", "must be file:DIR or static:HOST:PORT"},
       {"rendezvous", "static:h:0", "must be file:DIR or static:HOST:PORT"},
       {"stop-budget", "0", "whole number from 1 to 3600"},
+      {"metrics", "127.0.0.1", "must be HOST:PORT"},
+      {"metrics", "127.0.0.1:70000", "must be HOST:PORT"},
+      {"metrics", "127.0.0.1:80x", "must be HOST:PORT"},
+      {"metrics", ":80", "must be HOST:PORT"},
+      {"on-absent", "wait", "must be one of: stop, go-on"},
   };
   for (const auto& c : cases) {
     SettingSources s = Minimal();
@@ -111,6 +116,14 @@ TEST(Settings, StaticRendezvous) {
   ASSERT_TRUE(r.ok());
   EXPECT_EQ(r->host, "::1");
   EXPECT_EQ(r->port, 4242);
+}
+
+TEST(Settings, HostsAndPorts) {
+  EXPECT_EQ(ParseHostPort("[::1]:0", 0), (HostPort{"::1", 0}));
+  EXPECT_EQ(ParseHostPort("h:65535", 1), (HostPort{"h", 65535}));
+  for (const char* bad : {"h", "h:", "h:-1", "h:65536", ":1", "h:0"}) {
+    EXPECT_FALSE(ParseHostPort(bad, 1).has_value()) << bad;
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "format/messages.h"
+#include "format/restore_orders.h"
 
 namespace tierkeep {
 namespace {
@@ -162,12 +163,35 @@ json SizingJson(const NodeStatus& node) {
   return out;
 }
 
+json OrdersJson(const NodeStatus& node) {
+  json out = json::array();
+  for (const auto& order : node.orders) {
+    out.push_back({{"job", order.job()}, {"order", ToString(order)}});
+  }
+  return out;
+}
+
+// What the last restore decision stopped at, or the present one waits for.
+json StopJson(const NodeStatus& node, const std::optional<control::JobStatus>& job) {
+  const bool waits = job && job->has_waiting();
+  if (!waits && !node.stop) return nullptr;
+  const control::RestoreStop& stop = waits ? job->waiting() : *node.stop;
+  return {{"job", stop.job()},
+          {"waiting", waits},
+          {"nodes", std::vector<std::string>(stop.nodes().begin(), stop.nodes().end())},
+          {"given_up", std::vector<std::string>(stop.given_up().begin(), stop.given_up().end())},
+          {"instead", stop.instead()}};
+}
+
 json RestoreJson(const StatusInputs& in) {
   json out = {{"seconds_to_decision", OptionalSeconds(in.restore.to_decision)},
               {"seconds_to_prepared", OptionalSeconds(in.restore.to_prepared)},
               {"seconds_to_release", OptionalSeconds(in.restore.to_release)},
               {"bytes_pulled", in.restore.bytes_pulled},
-              {"step", nullptr}};
+              {"step", nullptr},
+              {"without_commit", in.node.restores_without_commit},
+              {"suspect", in.node.restores_without_commit > 0 && in.node.restored &&
+                              !in.node.restored->suspect().empty()}};
   if (in.node.restored) {
     out["reason"] = in.node.restored->reason();
     if (!in.node.restored->none()) out["step"] = in.node.restored->generation().save().step();
@@ -201,6 +225,8 @@ json StatusJson(const StatusInputs& in) {
       {"last_commit_age_seconds",
        in.last_commit_age_seconds ? json(*in.last_commit_age_seconds) : json(nullptr)},
       {"restore", RestoreJson(in)},
+      {"restore_orders", OrdersJson(in.node)},
+      {"restore_stop", StopJson(in.node, job)},
       {"restorable", RestorableJson(in.node, job)},
       {"members", MembersJson(in.node)},
       {"clock_skew_seconds", ClocksJson(in)},

@@ -9,8 +9,9 @@
 namespace tierkeep {
 
 Result<nlohmann::json> AskAgent(const std::string& socket, const std::string& method,
-                                const std::string& path, Duration deadline) {
-  auto answer = HttpOverUnix(socket, method, path, "", deadline);
+                                const std::string& path, Duration deadline,
+                                const std::string& body) {
+  auto answer = HttpOverUnix(socket, method, path, body, deadline);
   if (!answer.ok()) {
     return answer.error().With(
         fmt::format("no agent answers at {} (--admin names its socket)", socket));

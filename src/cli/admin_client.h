@@ -13,6 +13,7 @@ inline constexpr char kDefaultAdminSocket[] = "/run/tierkeep/agent.sock";
 
 // One request; the answer must be status 200 and JSON.
 Result<nlohmann::json> AskAgent(const std::string& socket, const std::string& method,
-                                const std::string& path, Duration deadline);
+                                const std::string& path, Duration deadline,
+                                const std::string& body = "");
 
 }  // namespace tierkeep

@@ -10,6 +10,7 @@ namespace tierkeep {
 
 // Each adds one subcommand to `app`; the callback stores its exit status in `*exit_status`.
 void AddAgentCommand(CLI::App& app, int* exit_status);
+void AddRestoreCommand(CLI::App& app, int* exit_status);
 void AddStatusCommand(CLI::App& app, int* exit_status);
 void AddVerifyCommand(CLI::App& app, int* exit_status);
 void AddDoctorCommand(CLI::App& app, int* exit_status);

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.footer("Exit status: 0 done, 1 failed, 2 bad usage. Each command takes --help.");
   int exit_status = 0;
   tierkeep::AddAgentCommand(app, &exit_status);
+  tierkeep::AddRestoreCommand(app, &exit_status);
   tierkeep::AddStatusCommand(app, &exit_status);
   tierkeep::AddVerifyCommand(app, &exit_status);
   tierkeep::AddDoctorCommand(app, &exit_status);

@@ -129,6 +129,16 @@ std::string Table(const json& status) {
        fmt::format("pulled {}, served {}",
                    FormatBytes(status["network"]["bytes_pulled"].get<uint64_t>()),
                    FormatBytes(status["network"]["bytes_served"].get<uint64_t>())));
+  for (const json& o : status["restore_orders"]) {
+    Line(out, "asked",
+         fmt::format("job {}: {}, at the next restore decision", Show(o["job"]), Show(o["order"])));
+  }
+  if (const json& stop = status["restore_stop"]; !stop.is_null()) {
+    for (const json& text : stop["given_up"]) {
+      Line(out, stop["waiting"] ? "waiting for" : "stopped at", Show(text));
+    }
+    Line(out, "instead", Show(stop["instead"]));
+  }
   for (const json& p : status["problems"]) Line(out, "problem", Show(p));
   if (!status["missing_ranks"].empty()) Line(out, "missing", status["missing_ranks"].dump());
   if (const std::string e = Show(status["last_error"], ""); !e.empty()) Line(out, "last error", e);

@@ -34,6 +34,7 @@ struct TestClusterOptions {
   bool names_no_peers = false;  // yamls say `peer-ranks: []`
   Duration delay_max = 1ms;     // of a message, a task
   CoreTimings timings;
+  RestorePolicy restore = {};
 };
 
 class TestCluster {
@@ -88,6 +89,11 @@ class TestCluster {
   void AddUnreadable(size_t host, const control::Unreadable& item) {
     at(host).unreadable.push_back(item);
   }
+  void GiveOrder(size_t host, control::RestoreOrder order) {
+    order.set_after(WallMillis(WallTime(now_.time_since_epoch())));
+    NodeLater(host, NodeEvent::OrderGiven{order});
+  }
+  void ForgetUnreadable(size_t host) { at(host).unreadable.clear(); }
   void SendYaml(size_t host, std::optional<Result<ParsedConfig>> parsed);
   void SeeYamlAgain(size_t host);  // a second event for the same file
   void TakeYaml(size_t host);      // its client removes it
@@ -120,6 +126,8 @@ class TestCluster {
   uint64_t PeakUsed() const { return peak_used_; }
   // Digests of the newest generation recorded anywhere, by rank.
   std::vector<Blake3> NewestDigests() const;
+  control::NodeState state(size_t host) const { return hosts_[host]->state; }
+  std::optional<control::RendezvousRecord> record() const { return record_; }
   const std::vector<std::string>& log() const { return log_; }
   bool Logged(const std::string& part) const;
   uint64_t pulls() const { return pulls_; }

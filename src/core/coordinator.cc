@@ -66,7 +66,10 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
   if (write_in_flight_) return;  // its outcome comes first
   if (state_ == State::kRestoring || state_ == State::kRunning) {
     // A newer run stands there only once all its ranks had come: what is here may serve it.
-    if (!others || found.run().sequence() <= run_.sequence) return;
+    if (!others || found.run().sequence() <= run_.sequence) {
+      WriteMark(e);
+      return;
+    }
     const std::string reason =
         fmt::format("all ranks have started again, and node {} coordinates them", found.node());
     EndRun(reason);
@@ -99,6 +102,14 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
 
 void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousWritten& e) {
   write_in_flight_ = false;
+  if (std::exchange(mark_in_flight_, false)) {
+    if (IsOurs(writing_)) {
+      record_ = writing_;
+      version_ = e.version;
+    }
+    TryClose();
+    return;
+  }
   record_ = writing_;
   version_ = e.version;
   epoch_ = record_.epoch();
@@ -113,6 +124,10 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousWritten&
 
 void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousFailed& e) {
   write_in_flight_ = false;
+  if (std::exchange(mark_in_flight_, false)) {
+    if (writing_.has_newest() && !mark_) mark_ = writing_.newest();
+    TryClose();
+  }
   if (e.error.code() == Code::kAborted) {
     actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
     return;
@@ -137,9 +152,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::Received& e) {
   const control::Envelope& message = e.message;
   if (message.job() != job()) {
     ++dropped_messages_;
-    if (message.has_join())
-      Reject(e.from, message.join().attempt().counter(), "this coordinator serves job " + job(),
-             true);
+    if (message.has_join()) RefuseOtherJob(e.from, message);
     return;
   }
   if (message.has_join()) {
@@ -155,6 +168,10 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::Received& e) {
   if (message.has_ping()) return;
   if (message.has_leaving()) {
     LostConnection(e.from);
+    return;
+  }
+  if (message.has_restore_orders()) {
+    OnOrders(*peer, message.restore_orders());
     return;
   }
   const bool ours = message.epoch() == epoch_ && FromProto(message.run()) == run_;
@@ -231,14 +248,6 @@ void CoordinatorMachine::Impl::LostConnection(ConnectionId connection) {
   }
 }
 
-template <typename F>
-void CoordinatorMachine::Impl::ForEachPeer(F f) {
-  for (auto* map : {&members_, &resumed_, &pending_}) {
-    for (auto& [rank, peer] : *map) f(peer);
-  }
-  for (auto& [node, peer] : holders_) f(peer);
-}
-
 CoordinatorMachine::Impl::Peer* CoordinatorMachine::Impl::FindByConnection(
     ConnectionId connection) {
   Peer* found = nullptr;
@@ -305,7 +314,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       break;
     case kHolderTimer:
       if (!waiting_for_holders_) break;
-      waited_for_holders_ = true;
+      waited_for_holders_ = true;  // and for the nodes that are away
       Decide();
       break;
     case kPrepareTimer:
@@ -401,6 +410,7 @@ control::JobStatus CoordinatorMachine::Impl::status() const {
   if (choice_) status.set_restore_reason(choice_->reason());
   for (const auto& [key, text] : problems_) status.add_problems(text);
   if (divergence_) *status.mutable_divergence() = *divergence_;
+  if (waiting_for_absent_) *status.mutable_waiting() = waiting_;
   return status;
 }
 

@@ -11,6 +11,18 @@
 
 namespace tierkeep {
 
+// What an administrator decided about restores.
+struct RestorePolicy {
+  // Restored so often without a later commit, a generation is reported as suspect; 0: never.
+  uint32_t suspect_after = 3;
+  uint32_t restores_max = 0;  // RestoreQuestion::restores_max
+  // A newer generation is known of and all who hold it are away: how long they are waited for. Then
+  // the decision stops, or, with go_on_without_absent, gives it up. Shorter than the clients' waits
+  // after their yaml has gone (docs/protocol.md, "Waits").
+  Duration absent_wait = 240s;
+  bool go_on_without_absent = false;
+};
+
 struct CoordinatorOptions {
   control::JobSettings settings;  // rank 0's, until all have joined
   std::string node_name;
@@ -19,6 +31,7 @@ struct CoordinatorOptions {
   Id128 boot;
   Id128 run_nonce;  // for the run that this machine may start; runs after it derive theirs from it
   Duration gather_deadline = 840s;
+  RestorePolicy restore;
   CoreTimings timings;
 };
 

@@ -61,6 +61,7 @@ void CoordinatorMachine::Impl::HandleJoin(ConnectionId from, const control::Join
 }
 
 void CoordinatorMachine::Impl::Admit(Peer peer) {
+  TakeOrders(peer.join);
   if (peer.join.holder()) {
     AddHolder(std::move(peer));
   } else if (state_ == State::kRestoring || state_ == State::kRunning) {
@@ -124,6 +125,25 @@ bool CoordinatorMachine::Impl::CheckAgreement(const Peer& peer) {
     }
   }
   return true;
+}
+
+// At a fixed address a node with another job-name comes here too. While all are being gathered that
+// is a yaml that differs; later the machine may only be about to start that job.
+void CoordinatorMachine::Impl::RefuseOtherJob(ConnectionId from, const control::Envelope& message) {
+  if (state_ != State::kGathering || members_.empty() || message.join().holder()) return;
+  const auto& [rank, member] = *members_.begin();
+  const control::Join& join = message.join();
+  const std::string reason =
+      fmt::format("the nodes disagree on job-name: {} says {}, {} says {}",
+                  NameOf(member.node(), rank, member.join.data()), job(),
+                  NameOf(join.node(), join.rank(), join.data()), message.job());
+  control::Envelope answer = NewMessage();
+  answer.set_job(message.job());
+  answer.mutable_rejected()->set_attempt(join.attempt().counter());
+  answer.mutable_rejected()->set_reason(reason);
+  answer.mutable_rejected()->set_fatal(true);
+  SendTo(from, std::move(answer));
+  RejectMembers(reason);
 }
 
 // Two agents for one rank or of one node name (a host that began anew, or a mistake): the one whose
@@ -224,7 +244,7 @@ std::vector<Rank> CoordinatorMachine::Impl::MissingRanks() const {
 }
 
 void CoordinatorMachine::Impl::TryClose() {
-  if (state_ != State::kGathering) return;
+  if (state_ != State::kGathering || write_in_flight_) return;  // else once it is written
   if (members_.empty() == resumed_.empty()) {
     if (members_.empty()) return;
   }
@@ -455,7 +475,8 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   choice_.reset();
   decision_ = 0;
   failures_.clear();
-  waiting_for_holders_ = waited_for_holders_ = false;
+  waiting_for_holders_ = waited_for_holders_ = waiting_for_absent_ = gave_up_absent_ = false;
+  mark_.reset();
   prepare_timeouts_ = 0;
   matcher_.reset();
   active_.reset();
@@ -481,24 +502,28 @@ void CoordinatorMachine::Impl::SendRunEnded(ConnectionId connection, const RunId
   SendTo(connection, std::move(message));
 }
 
-void CoordinatorMachine::Impl::Reject(const Peer& peer, const std::string& reason, bool fatal) {
-  if (peer.connected) Reject(peer.connection, peer.attempt(), reason, fatal);
+void CoordinatorMachine::Impl::Reject(const Peer& peer, const std::string& reason, bool fatal,
+                                      const control::RestoreStop* stop) {
+  if (peer.connected) Reject(peer.connection, peer.attempt(), reason, fatal, stop);
 }
 
 void CoordinatorMachine::Impl::Reject(ConnectionId connection, uint64_t attempt,
-                                      const std::string& reason, bool fatal) {
+                                      const std::string& reason, bool fatal,
+                                      const control::RestoreStop* stop) {
   control::Envelope message = NewMessage();
   message.mutable_rejected()->set_attempt(attempt);
   message.mutable_rejected()->set_reason(reason);
   message.mutable_rejected()->set_fatal(fatal);
+  if (stop != nullptr) *message.mutable_rejected()->mutable_stop() = *stop;
   SendTo(connection, std::move(message));
 }
 
 // Ends the attempt of every member: their jobs must be told and start again.
-void CoordinatorMachine::Impl::RejectMembers(const std::string& reason) {
+void CoordinatorMachine::Impl::RejectMembers(const std::string& reason,
+                                             const control::RestoreStop* stop) {
   Log(Severity::kError, reason);
   for (const auto& [rank, peer] : members_) {
-    Reject(peer, reason, true);
+    Reject(peer, reason, true, stop);
     holdings_.RemoveNode(peer.node());
   }
   members_.clear();

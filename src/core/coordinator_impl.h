@@ -1,8 +1,9 @@
 // Inside of CoordinatorMachine: the state that its parts share. coordinator.cc dispatches events
 // and speaks to members; coordinator_gather.cc finds out who takes part; coordinator_restore.cc
-// makes the restore decision; coordinator_run.cc protects and commits saves; coordinator_diverge.cc
-// reports replicas that disagree; coordinator_memory.cc decides what gives way where a node's
-// memory is short.
+// makes the restore decision; coordinator_orders.cc knows what else it depends on: who is away,
+// what operators asked, how often a generation was restored; coordinator_run.cc protects and
+// commits saves; coordinator_diverge.cc reports replicas that disagree; coordinator_memory.cc
+// decides what gives way where a node's memory is short.
 #pragma once
 
 #include <map>
@@ -111,7 +112,20 @@ class CoordinatorMachine::Impl {
   Peer* FindByConnection(ConnectionId connection);
   Peer* FindMemberByAgent(const std::string& agent);
   template <typename F>
-  void ForEachPeer(F f);  // members, resumed, holders, pending
+  void ForEachPeer(F f) {  // members, resumed, holders, pending
+    EachPeer(this, f);
+  }
+  template <typename F>
+  void ForEachPeer(F f) const {
+    EachPeer(this, f);
+  }
+  template <typename Self, typename F>
+  static void EachPeer(Self* self, F f) {
+    for (auto* map : {&self->members_, &self->resumed_, &self->pending_}) {
+      for (auto& [rank, peer] : *map) f(peer);
+    }
+    for (auto& [node, peer] : self->holders_) f(peer);
+  }
   bool MayHaveMoved() const;
   void PingAll();
   void LostConnection(ConnectionId connection);
@@ -130,11 +144,14 @@ class CoordinatorMachine::Impl {
   void GatherResumed(Peer peer);
   void RunJoin(Peer peer);
   bool CheckAgreement(const Peer& peer);
+  void RefuseOtherJob(ConnectionId from, const control::Envelope& message);
   bool ResolveDuplicates(const Peer& peer);
   void ForgetAgent(const std::string& agent, ConnectionId except);
-  void Reject(const Peer& peer, const std::string& reason, bool fatal);
-  void Reject(ConnectionId connection, uint64_t attempt, const std::string& reason, bool fatal);
-  void RejectMembers(const std::string& reason);
+  void Reject(const Peer& peer, const std::string& reason, bool fatal,
+              const control::RestoreStop* stop = nullptr);
+  void Reject(ConnectionId connection, uint64_t attempt, const std::string& reason, bool fatal,
+              const control::RestoreStop* stop = nullptr);
+  void RejectMembers(const std::string& reason, const control::RestoreStop* stop = nullptr);
   void TryClose();
   void WriteRun();
   void StartRun();
@@ -151,6 +168,8 @@ class CoordinatorMachine::Impl {
   void StartRestore();
   void Decide();
   bool WaitForHolders(const RestoreAnswer& answer);
+  void Stop(const RestoreAnswer& answer, const std::string& reason);
+  void Say(const RestoreAnswer& answer);
   RestoreQuestion Question() const;
   void Announce();
   void SendRestore(const Peer& member);
@@ -159,6 +178,19 @@ class CoordinatorMachine::Impl {
   void PrepareDeadline();
   void ReleaseIfAllPrepared();
   void SendRelease(const Peer& member);
+
+  // -- coordinator_orders.cc
+  void OnOrders(const Peer& from, const control::RestoreOrders& m);
+  void TakeOrders(const control::Join& join);
+  void SpreadOrders(const RestoreOrders& orders, const std::string& from);
+  RestoreOrders OpenOrders() const;
+  std::map<SaveKey, uint32_t> Restores() const;
+  std::optional<control::GenerationMark> OpenMark() const;
+  std::set<std::string> AbsentNodes() const;
+  bool WaitForAbsent(const RestoreAnswer& answer);
+  void JudgeRestores(control::RestoreChoice* choice, uint32_t before);
+  void MarkNewest(const control::GenerationRecord* record);
+  void WriteMark(const CoordinatorEvent::RendezvousRead& e);
 
   // -- coordinator_run.cc
   void StartRunning();
@@ -215,6 +247,8 @@ class CoordinatorMachine::Impl {
   std::string version_;
   control::RendezvousRecord writing_;
   bool write_in_flight_ = false;
+  bool mark_in_flight_ = false;                  // the write is of a mark only
+  std::optional<control::GenerationMark> mark_;  // not written yet
 
   // Who is who.
   std::map<Rank, Peer> members_;  // fresh joins while gathering; then the run's
@@ -242,6 +276,10 @@ class CoordinatorMachine::Impl {
   SourceFailures failures_;
   bool waiting_for_holders_ = false;
   bool waited_for_holders_ = false;
+  bool waiting_for_absent_ = false;  // then waiting_for_holders_ too
+  bool gave_up_absent_ = false;
+  control::RestoreStop waiting_;  // whom for
+  RestoreOrders orders_;
   int prepare_timeouts_ = 0;
 
   // Saves.

@@ -59,9 +59,12 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
       question.branches.push_back({FromProto(join.last_run()), join.last_restored().generation()});
     }
   };
-  for (const auto& [rank, peer] : members_) add(peer);
-  for (const auto& [node, peer] : holders_) add(peer);
-  for (const auto& [rank, peer] : pending_) add(peer);
+  ForEachPeer(add);
+  question.orders = OpenOrders();
+  question.restores = Restores();
+  question.restores_max = options_.restore.restores_max;
+  question.recorded = OpenMark();
+  question.absent = AbsentNodes();
   return question;
 }
 
@@ -69,26 +72,19 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
 // in the rendezvous that nobody here was released in has such nodes too, or one before it.
 bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   if (waited_for_holders_) return false;
-  std::set<std::string> absent;
   bool known = previous_run_.none() || continuing_;
   // Whoever was part of the newest run and still has a record of it knows what was committed; one
   // whose memory was lost may have shards again, but no record before the next commit.
   uint64_t newest = 0;
   uint64_t witnessed = 0;
-  const auto look = [&](const Peer& peer) {
+  ForEachPeer([&](const Peer& peer) {
     known = known || peer.join.last_run().sequence() >= previous_run_.sequence;
     newest = std::max<uint64_t>(newest, peer.join.last_run().sequence());
     if (!peer.join.inventory().generations().empty()) {
       witnessed = std::max<uint64_t>(witnessed, peer.join.last_run().sequence());
     }
-    absent.insert(peer.join.previous_nodes().begin(), peer.join.previous_nodes().end());
-  };
-  for (const auto& [rank, peer] : members_) look(peer);
-  for (const auto& [node, peer] : holders_) look(peer);
-  for (const auto& [rank, peer] : pending_) look(peer);
-  for (const std::string& node : NodesByRank()) absent.erase(node);
-  for (const auto& [node, peer] : holders_) absent.erase(node);
-  for (const auto& [rank, peer] : pending_) absent.erase(peer.node());
+  });
+  const std::set<std::string> absent = AbsentNodes();
   const bool better_may_exist = answer.better_may_exist || witnessed < newest;
   if (known && (absent.empty() || !better_may_exist)) return false;
   if (!waiting_for_holders_) {
@@ -103,28 +99,45 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   return true;
 }
 
+// The job is told, and starts again: nothing is given up that an operator doesn't give up.
+void CoordinatorMachine::Impl::Stop(const RestoreAnswer& answer, const std::string& reason) {
+  const std::string text = "the restore decision stops: " + reason;
+  RejectMembers(text, &answer.stop);
+  EndRun(text);
+}
+
+void CoordinatorMachine::Impl::Say(const RestoreAnswer& answer) {
+  for (const std::string& note : answer.notes) Log(Severity::kWarning, note);
+  for (const auto& order : OpenOrders()) {
+    Log(Severity::kWarning, "This restore decision was made as asked: " + ToString(order));
+  }
+  for (const std::string& problem : answer.problems) {
+    Log(Severity::kError, problem);
+    problems_["restore " + problem] = problem;
+  }
+}
+
 void CoordinatorMachine::Impl::Decide() {
   if (state_ != State::kRestoring) return;
   const RestoreAnswer answer = ChooseRestore(Question());
   if (answer.kind == RestoreAnswer::Kind::kBlocked) {
     TK_PROBE(kRestoreBlocked);
-    const std::string reason = "the restore decision stops: " + answer.reason;
-    RejectMembers(reason);
-    EndRun(reason);
+    Stop(answer, answer.reason);
     return;
   }
-  if (WaitForHolders(answer)) return;
+  if (WaitForAbsent(answer) || WaitForHolders(answer)) return;
   if (std::exchange(waiting_for_holders_, false)) Disarm(kHolderTimer);
-  for (const std::string& problem : answer.problems) {
-    Log(Severity::kError, problem);
-    problems_["restore " + problem] = problem;
-  }
+  waiting_for_absent_ = false;
+  ClearProblem("waiting");
+  Say(answer);
   control::RestoreChoice choice;
   choice.set_decision(++decision_);
   choice.set_reason(answer.reason);
+  *choice.mutable_orders() = orders_;
   if (answer.kind == RestoreAnswer::Kind::kGeneration) {
     TK_PROBE_IF(kOlderGeneration, answer.better_may_exist);
     *choice.mutable_generation() = answer.generation;
+    JudgeRestores(&choice, answer.restores);
     Log(Severity::kInfo,
         fmt::format("We will restore in-cluster checkpoint: {}", answer.generation.save().step()));
   } else {

@@ -36,6 +36,14 @@ void CoordinatorMachine::Impl::StartRunning() {
       }
     }
   }
+  // Done with: the next start decides anew.
+  if (choice_) RemoveOrders(&orders_, choice_->orders());
+  if (const RestoreOrders open = OpenOrders(); !open.empty()) SpreadOrders(open, "");
+  if (committed_) {
+    MarkNewest(&*committed_);
+  } else if (choice_) {
+    MarkNewest(choice_->none() ? nullptr : &choice_->generation());
+  }
   if (committed_) {
     committed_keep_ = PlanProtection(*committed_, NodesByRank(), keepers_).wanted;
     CheckLastCommitted();
@@ -298,7 +306,11 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
     ClearProblem("lost");
     ClearProblem("thinned");
     thinned_ = false;
+    ClearProblem("suspect");
+    std::erase_if(problems_, [](const auto& entry) { return entry.first.starts_with("restore "); });
+    ForEachPeer([](Peer& peer) { peer.join.clear_restores(); });
   }
+  MarkNewest(&*committed_);
   Log(Severity::kInfo, fmt::format("Generation {} of {} is committed", committed_->save_number(),
                                    FromProto(committed_->save()).ToString()));
   const bool own = !protection.rebuild;

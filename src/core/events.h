@@ -124,10 +124,14 @@ struct NodeEvent {
     std::vector<TaskId> skipped;
   };
   struct StopRequested {};  // SIGTERM: leave in order
+  // An operator's order (format/restore_orders.h); `after` is the wall clock in milliseconds.
+  struct OrderGiven {
+    control::RestoreOrder order;
+  };
   using Any = std::variant<Started, ConfigSeen, ConfigGone, JaxInitChanged, SaveSeen, VolumeCleaned,
                            CoordinatorLocated, LocateFailed, CoordinatorConnected, CoordinatorLost,
                            Received, Staged, StageFailed, Pulled, Verified, Deleted, Compared,
-                           MemorySeen, TimerFired, BatchFailed, StopRequested>;
+                           MemorySeen, TimerFired, BatchFailed, StopRequested, OrderGiven>;
 };
 
 struct NodeAction {

@@ -145,6 +145,8 @@ void NodeMachine::Impl::HandleMessage(const control::Envelope& message) {
       return OnDrop(message.drop());
     case control::Envelope::kGiveBack:
       return OnGiveBack(message.give_back());
+    case control::Envelope::kRestoreOrders:
+      return OnRestoreOrders(message.restore_orders());
     case control::Envelope::kCommit:
       return holding_ ? HolderCommit(message.commit()) : OnCommit(message.commit());
     default:
@@ -295,6 +297,14 @@ NodeStatus NodeMachine::Impl::status() const {
     status.bytes_waiting += fetch.wanted.shard().bytes();
   }
   status.dropped_messages = dropped_messages_;
+  status.orders = state_.orders();
+  for (const auto& count : state_.restores()) {
+    if (state_.has_restored() && config_ && count.job() == config_->job &&
+        FromProto(count.save()) == FromProto(state_.restored().generation().save())) {
+      status.restores_without_commit = count.restores();
+    }
+  }
+  if (state_.has_stop()) status.stop = state_.stop();
   return status;
 }
 

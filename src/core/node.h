@@ -10,6 +10,7 @@
 #include "core/events.h"
 #include "core/memory_budget.h"
 #include "core/timings.h"
+#include "format/restore_orders.h"
 
 namespace tierkeep {
 
@@ -57,7 +58,10 @@ struct NodeStatus {
   std::optional<MemorySizing> sizing;
   uint64_t pulls_waiting = 0;  // copies that there is no room for now
   uint64_t bytes_waiting = 0;
-  uint64_t dropped_messages = 0;  // of another job, run or epoch
+  uint64_t dropped_messages = 0;             // of another job, run or epoch
+  RestoreOrders orders;                      // waiting for the next restore decision
+  uint32_t restores_without_commit = 0;      // of what this run was restored from
+  std::optional<control::RestoreStop> stop;  // why the last restore decision stopped
 };
 
 class NodeMachine {

@@ -130,6 +130,7 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   }
   DeleteAll(std::move(outdated), {});
   TellMetas();
+  if (FromProto(record.save().run()) == FromProto(state_.run())) ForgetRestores(record.job());
 }
 
 void NodeMachine::Impl::HolderCommit(const control::Commit& m) {

@@ -190,6 +190,15 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
     config_tries_ = 0;
     config_unfinished_since_.reset();
     Disarm(kConfigTimer);
+    const std::string& job = (*e.parsed)->config.job;
+    if (config_ && !Released() && config_->job != job) {
+      // Nothing tells which of them this volume belongs to, and each would get the other's files.
+      RefuseConfig(e, fmt::format("two jobs use this volume: {}, which still waits to start, and "
+                                  "{}; give each job a volume of its own, and start again what "
+                                  "shall run here",
+                                  config_->job, job));
+      return;
+    }
     AcceptConfig(e, **e.parsed);
     return;
   }
@@ -213,14 +222,12 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
   }
   config_tries_ = 0;
   config_unfinished_since_.reset();
-  RefuseConfig(e);
+  RefuseConfig(e, e.parsed ? "replicator.yaml can't be accepted: " + e.parsed->error().message()
+                           : "replicator.yaml is empty: the service is reset");
 }
 
-void NodeMachine::Impl::RefuseConfig(const NodeEvent::ConfigSeen& e) {
+void NodeMachine::Impl::RefuseConfig(const NodeEvent::ConfigSeen& e, const std::string& text) {
   const bool empty = !e.parsed;
-  const std::string text =
-      empty ? "replicator.yaml is empty: the service is reset"
-            : "replicator.yaml can't be accepted: " + e.parsed->error().message();
   state_.set_config_file_id(e.file_id);
   Log(Severity::kError, text);
   last_error_ = text;

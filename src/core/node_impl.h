@@ -109,6 +109,7 @@ class NodeMachine::Impl {
   void Handle(const NodeEvent::TimerFired& e);
   void Handle(const NodeEvent::BatchFailed& e);
   void Handle(const NodeEvent::StopRequested& e);
+  void Handle(const NodeEvent::OrderGiven& e);
   void TakeBackSkipped(const NodeEvent::BatchFailed& e);
   void HandleMessage(const control::Envelope& message);
   bool Accepts(const control::Envelope& message) const;
@@ -132,7 +133,7 @@ class NodeMachine::Impl {
   void Resume();
   void JudgeConfig(const NodeEvent::ConfigSeen& e);
   void AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed);
-  void RefuseConfig(const NodeEvent::ConfigSeen& e);
+  void RefuseConfig(const NodeEvent::ConfigSeen& e, const std::string& text);
   void ForgetConfig(const std::string& reason);
   void LeaveRun(const std::string& reason);
   void NoteShards();
@@ -162,6 +163,11 @@ class NodeMachine::Impl {
   void RestoreFetched(const Blake3& digest, const Status& status);
   void AnswerRestore();
   void CancelRestore();
+
+  // -- node_orders.cc
+  void OnRestoreOrders(const control::RestoreOrders& m);
+  void NoteRelease(const control::RestoreChoice& choice);
+  void ForgetRestores(const std::string& job);
 
   // -- node_save.cc
   void TakeSave(const NodeEvent::SaveSeen& e);

@@ -180,6 +180,12 @@ void NodeMachine::Impl::SendJoin() {
     if (record.job() == job()) *join->mutable_inventory()->add_generations() = record;
   }
   for (const auto& item : unreadable_) *join->mutable_inventory()->add_unreadable() = item;
+  for (const auto& order : state_.orders()) {
+    if (order.job() == job()) *join->add_orders() = order;
+  }
+  for (const auto& count : state_.restores()) {
+    if (count.job() == job()) *join->add_restores() = count;
+  }
   if (config_ && config_->job == job()) {
     if (state_.has_last_run()) *join->mutable_last_run() = state_.last_run();
     if (state_.has_last_restored()) *join->mutable_last_restored() = state_.last_restored();
@@ -212,6 +218,7 @@ void NodeMachine::Impl::OnRejected(const control::Rejected& m) {
     ++dropped_messages_;
     return;
   }
+  if (m.has_stop()) *state_.mutable_stop() = m.stop();
   if (m.fatal() && !holding_ && !Released()) {
     Fail(m.reason());
     return;

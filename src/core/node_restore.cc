@@ -96,9 +96,12 @@ void NodeMachine::Impl::OnRelease(const control::Release& m) {
     if (!member.holder()) state_.add_nodes(member.node());
   }
   restore_.reset();
+  NoteRelease(state_.restored());
   Persist();
   PlaceAll();
   phase_ = Phase::kRunning;
+  // Said once the links stand: the job trains on.
+  if (!state_.restored().suspect().empty()) WriteError(state_.restored().suspect());
   Disarm(kGatherTimer);
   Disarm(kConfigKeptTimer);
   for (const auto& save : std::exchange(waiting_saves_, {})) TakeSave(save);

@@ -282,12 +282,13 @@ std::vector<Candidate> FindCandidates(const RestoreQuestion& question) {
   std::vector<Candidate> candidates;
   for (auto& [save, group] : GroupBySave(question)) {
     if (group.records.empty()) {
-      candidates.push_back(
-          {save, std::nullopt, group.shards, branches.OrderOf(save, group.ordinal, 0)});
+      candidates.push_back({save, std::nullopt, group.shards,
+                            branches.OrderOf(save, group.ordinal, 0), question.world});
     }
     for (const auto& [content, record] : group.records) {
       candidates.push_back({save, record, group.shards,
-                            branches.OrderOf(save, group.ordinal, record.save_number())});
+                            branches.OrderOf(save, group.ordinal, record.save_number()),
+                            question.world});
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(),
@@ -296,6 +297,25 @@ std::vector<Candidate> FindCandidates(const RestoreQuestion& question) {
                      return b.order < a.order;
                    });
   return candidates;
+}
+
+std::vector<Candidate> FindOtherWorlds(const RestoreQuestion& question) {
+  std::set<WorldShape> worlds;
+  for (const auto& [digest, shard] : question.holdings->shards()) {
+    worlds.insert(FromProto(shard.world()));
+  }
+  for (const auto& [node, records] : question.holdings->records()) {
+    for (const auto& record : records) worlds.insert(FromProto(record.world()));
+  }
+  worlds.erase(question.world);
+  std::vector<Candidate> newest;
+  for (const WorldShape& world : worlds) {
+    RestoreQuestion other = question;
+    other.world = world;
+    auto candidates = FindCandidates(other);
+    if (!candidates.empty()) newest.push_back(std::move(candidates.front()));
+  }
+  return newest;
 }
 
 Filled FillPlaces(const RestoreQuestion& question, const Candidate& candidate) {

@@ -33,10 +33,13 @@ struct Candidate {
   // Known shards of this save by whose bytes they are.
   std::map<Place, std::set<Blake3>> shards;
   CandidateOrder order;
+  WorldShape world;
 };
 
 // All candidates of the question's job and world, newest first.
 std::vector<Candidate> FindCandidates(const RestoreQuestion& question);
+// The newest candidate of each other world that the job has saved in.
+std::vector<Candidate> FindOtherWorlds(const RestoreQuestion& question);
 
 struct Filled {
   std::vector<control::ShardInfo> shards;  // by (rank, worker); empty when `missing` is set

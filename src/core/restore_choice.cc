@@ -13,6 +13,14 @@
 namespace tierkeep {
 namespace {
 
+// "orbax, 4 nodes, 1 worker each, 2 partitions"
+std::string Describe(const WorldShape& world) {
+  std::string text = fmt::format("{}, {} nodes, {} workers each", FrameworkName(world.framework),
+                                 world.nodes, world.workers_per_node);
+  if (world.replicas() > 1) text += fmt::format(", {} partitions", world.replicas());
+  return text;
+}
+
 class Chooser {
  public:
   explicit Chooser(const RestoreQuestion& question)
@@ -20,21 +28,14 @@ class Chooser {
 
   RestoreAnswer Choose() {
     FindTwins();
-    const Candidate* chosen = nullptr;
-    for (const Candidate& candidate : candidates_) {
-      if (Try(candidate)) {
-        chosen = &candidate;
-        break;
-      }
-    }
-    if (std::string blocked = FindBlocking(chosen); !blocked.empty()) {
-      answer_.kind = RestoreAnswer::Kind::kBlocked;
-      answer_.reason = std::move(blocked);
-      answer_.generation.Clear();
-      return std::move(answer_);
-    }
+    ReadOrders();
+    const Candidate* chosen = Pick();
+    NoteOtherWorlds(chosen);
+    if (FindBlocking(chosen)) return std::move(answer_);
+    FindNewerAway(chosen);
     if (chosen != nullptr) {
       answer_.kind = RestoreAnswer::Kind::kGeneration;
+      answer_.restores = RestoresOf(*chosen);
       Number();
       answer_.reason = fmt::format("newest complete generation: {}", chosen->save.ToString());
     } else {
@@ -49,6 +50,84 @@ class Chooser {
   }
 
  private:
+  void ReadOrders() {
+    away_ = question_.absent;
+    for (const auto& order : question_.orders) {
+      if (order.has_without()) {
+        without_.insert(order.without());
+        away_.erase(order.without());
+      }
+      if (order.has_without_absent()) away_.clear();
+    }
+  }
+
+  // The newest complete one that nobody asked to skip. One that was restored too often comes after
+  // all others.
+  const Candidate* Pick() {
+    std::vector<const Candidate*> exhausted;
+    for (const Candidate& candidate : candidates_) {
+      if (IsSkipped(candidate)) {
+        Note(candidate.save.ToString() + " is skipped, as asked");
+        continue;
+      }
+      if (question_.restores_max > 0 && RestoresOf(candidate) >= question_.restores_max) {
+        exhausted.push_back(&candidate);
+        continue;
+      }
+      if (!Try(candidate)) continue;
+      for (const Candidate* other : exhausted) {
+        if (!FillPlaces(question_, *other).missing.empty()) continue;
+        answer_.problems.push_back(
+            fmt::format("{} is passed over: it was restored {} times without a later commit",
+                        other->save.ToString(), RestoresOf(*other)));
+      }
+      return &candidate;
+    }
+    for (const Candidate* candidate : exhausted) {
+      if (!Try(*candidate)) continue;
+      answer_.problems.push_back(
+          fmt::format("{} was restored {} times without a later commit, and there is no other",
+                      candidate->save.ToString(), RestoresOf(*candidate)));
+      return candidate;
+    }
+    return nullptr;
+  }
+
+  uint32_t RestoresOf(const Candidate& candidate) const {
+    const auto restores = question_.restores.find(candidate.save);
+    return restores == question_.restores.end() ? 0 : restores->second;
+  }
+
+  bool IsSkipped(const Candidate& candidate) const {
+    return IsSkipped(candidate.save.run, candidate.record ? candidate.record->save_number() : 0,
+                     candidate.save.step);
+  }
+  bool IsSkipped(const RunId& run, uint64_t save_number, tierkeep::Step step) const {
+    return std::any_of(question_.orders.begin(), question_.orders.end(),
+                       [&](const control::RestoreOrder& order) {
+                         if (order.has_skip_step()) return order.skip_step() == step;
+                         return order.has_skip() && order.skip().save_number() == save_number &&
+                                order.skip().run() == run.ToString();
+                       });
+  }
+
+  void Note(std::string text) {
+    if (skipped_.size() < kSkippedMax) skipped_.push_back(text);
+    answer_.notes.push_back(std::move(text));
+  }
+
+  // What the job saved in another shape can't be given to this one: said where it would have won.
+  void NoteOtherWorlds(const Candidate* chosen) {
+    for (const Candidate& other : FindOtherWorlds(question_)) {
+      if (chosen != nullptr && other.order < chosen->order) continue;
+      std::string text = fmt::format(
+          "{} was saved by a job of another shape ({}; now {}): it can't be restored here",
+          other.save.ToString(), Describe(other.world), Describe(question_.world));
+      if (other.record && other.record->committed()) answer_.problems.push_back(text);
+      Note(std::move(text));
+    }
+  }
+
   // Two runs with one sequence number can't be ordered: neither is trusted.
   void FindTwins() {
     std::map<uint64_t, std::set<RunId>> runs;
@@ -120,22 +199,92 @@ class Chooser {
     answer_.generation.set_save_number(highest + 1);
   }
 
-  // The first unreadable thing that could hide something newer than what was chosen.
-  std::string FindBlocking(const Candidate* chosen) const {
+  // Whether anything unreadable could hide something newer than what was chosen.
+  bool FindBlocking(const Candidate* chosen) {
+    std::string first;
     for (const auto& [node, items] : question_.holdings->unreadable()) {
       for (const auto& item : items) {
         const bool resolved = !item.digest().empty() ? ResolvedShard(item, chosen)
                               : item.has_run()       ? ResolvedRecord(item, chosen)
                                                      : false;
-        if (!resolved) {
-          return fmt::format(
-              "node {}, RAM tier: {} can't be read, and whether it is newer than "
-              "all else isn't known",
-              node, item.detail());
+        if (resolved) continue;
+        const std::string what = fmt::format("node {}, RAM tier: {}", node, item.detail());
+        if (without_.count(node) != 0) {
+          Note(what + " can't be read and is given up, as asked");
+          continue;
         }
+        if (first.empty()) first = what;
+        GiveUp(node, what + " can't be read");
       }
     }
+    if (first.empty()) return false;
+    SayInstead(chosen);
+    answer_.kind = RestoreAnswer::Kind::kBlocked;
+    answer_.generation.Clear();
+    answer_.reason = fmt::format(
+        "{} can't be read, and whether it is newer than all else isn't known; `tierkeep restore "
+        "--without {}` goes on without it, from {}",
+        first, answer_.stop.nodes(0), answer_.stop.instead());
+    return true;
+  }
+
+  void GiveUp(const std::string& node, std::string what) {
+    auto& stop = answer_.stop;
+    if (std::find(stop.nodes().begin(), stop.nodes().end(), node) == stop.nodes().end()) {
+      stop.add_nodes(node);
+    }
+    if (stop.given_up_size() < static_cast<int>(kSkippedMax)) stop.add_given_up(std::move(what));
+  }
+
+  void SayInstead(const Candidate* chosen) {
+    answer_.stop.set_job(question_.job);
+    answer_.stop.set_instead(chosen != nullptr ? chosen->save.ToString()
+                                               : "no checkpoint: the job would begin anew");
+  }
+
+  // Something newer that is known to have been committed, and that only nodes that are away could
+  // give.
+  void FindNewerAway(const Candidate* chosen) {
+    if (away_.empty()) return;
+    std::string what = NewerRecord(chosen);
+    if (what.empty()) what = NewerMark(chosen);
+    if (what.empty()) return;
+    for (const std::string& node : away_) answer_.stop.add_nodes(node);
+    answer_.stop.add_given_up(std::move(what));
+    SayInstead(chosen);
+    answer_.newer_is_away = true;
+  }
+
+  std::string NewerRecord(const Candidate* chosen) const {
+    for (const Candidate& candidate : candidates_) {
+      if (chosen != nullptr && candidate.order <= chosen->order) break;
+      if (!candidate.record || !candidate.record->committed() || IsSkipped(candidate)) continue;
+      if (twins_.count(candidate.save.run.sequence) != 0) continue;
+      Filled filled = FillPlaces(question_, candidate);
+      if (filled.missing.empty()) continue;  // passed over for another reason
+      return fmt::format("committed {} ({})", candidate.save.ToString(), filled.missing);
+    }
     return {};
+  }
+
+  std::string NewerMark(const Candidate* chosen) const {
+    if (!question_.recorded || question_.recorded->none()) return {};
+    const control::GenerationMark& mark = *question_.recorded;
+    const RunId run = FromProto(mark.run());
+    if (FromProto(mark.world()) != question_.world ||
+        IsSkipped(run, mark.save_number(), mark.step())) {
+      return {};
+    }
+    if (chosen != nullptr) {
+      const CandidateOrder& order = chosen->order;
+      if (order.sequence > run.sequence) return {};
+      // An unnumbered save is newer than every numbered one of its run that is still complete.
+      const bool unnumbered = order.number == 0 && order.ordinal > 0;
+      const bool same_run = order.sequence == run.sequence;
+      if (same_run && (unnumbered || order.number >= mark.save_number())) return {};
+    }
+    return fmt::format("step {} (run {}), which the rendezvous names as committed", mark.step(),
+                       run.ToString());
   }
 
   bool ResolvedShard(const control::Unreadable& item, const Candidate* chosen) const {
@@ -146,6 +295,7 @@ class Chooser {
       for (const auto& shard : candidate.record->shards()) {
         if (shard.digest() != item.digest()) continue;
         // Known for what it is: it matters only where it would be the newest and has no substitute.
+        if (IsSkipped(candidate)) return true;
         if (chosen != nullptr && candidate.order <= chosen->order) return true;
         return FillPlaces(question_, candidate).missing.empty();
       }
@@ -172,6 +322,8 @@ class Chooser {
   const RestoreQuestion& question_;
   const std::vector<Candidate> candidates_;
   std::set<uint64_t> twins_;
+  std::set<std::string> without_;  // nodes whose unreadable parts are given up
+  std::set<std::string> away_;     // absent and not given up
   std::vector<std::string> skipped_;
   bool record_seen_ = false;
   RestoreAnswer answer_;

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "control.pb.h"
 #include "core/holdings.h"
 #include "format/ids.h"
+#include "format/restore_orders.h"
 
 namespace tierkeep {
 
@@ -36,6 +39,14 @@ struct RestoreQuestion {
   const Holdings* holdings = nullptr;
   std::vector<Branch> branches = {};
   const SourceFailures* failures = nullptr;
+  RestoreOrders orders = {};  // of this job
+  // How often jobs were released from a save without a later commit. One at `restores_max` (0: no
+  // limit) is passed over while there is another.
+  std::map<SaveKey, uint32_t> restores = {};
+  uint32_t restores_max = 0;
+  // The newest generation that the rendezvous knows of, unless somebody here knows of a later run.
+  std::optional<control::GenerationMark> recorded = {};
+  std::set<std::string> absent = {};  // nodes of earlier runs that aren't here
 };
 
 struct RestoreAnswer {
@@ -53,6 +64,13 @@ struct RestoreAnswer {
   // There was a generation, and nothing of it can be restored.
   bool lost = false;
   std::vector<std::string> problems;  // to be reported as errors
+  std::vector<std::string> notes;     // to be logged as warnings
+  uint32_t restores = 0;              // of `generation` until now, without a later commit
+  // Something newer than the answer is known to have been committed, and all who could give it are
+  // away, named in `stop`.
+  bool newer_is_away = false;
+  // Where kBlocked or newer_is_away: what going on without those nodes would mean.
+  control::RestoreStop stop;
 };
 
 RestoreAnswer ChooseRestore(const RestoreQuestion& question);

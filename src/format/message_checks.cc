@@ -6,6 +6,7 @@
 
 #include "base/escape_name.h"
 #include "format/messages.h"
+#include "format/restore_orders.h"
 #include "format/volume_names.h"
 
 namespace tierkeep {
@@ -207,9 +208,29 @@ Status CheckSettings(const control::JobSettings& settings, const std::string& jo
   return OkStatus();
 }
 
+template <typename List>
+Status CheckCounts(const List& counts, const std::string& job) {
+  for (const control::RestoreCount& count : counts) {
+    if (!IsValidJobName(count.job())) return Bad("restores.job is no job name");
+    if (!job.empty()) TK_RETURN_IF_ERROR(CheckJob(count.job(), job));
+    TK_RETURN_IF_ERROR(CheckSave(count.save()));
+    TK_RETURN_IF_ERROR(CheckNumber(count.restores(), "restores"));
+  }
+  return OkStatus();
+}
+
+Status CheckStop(const control::RestoreStop& stop) {
+  if (!IsValidJobName(stop.job())) return Bad("stop.job is no job name");
+  for (const auto& text : stop.given_up()) TK_RETURN_IF_ERROR(CheckText(text, "stop.given_up"));
+  TK_RETURN_IF_ERROR(CheckText(stop.instead(), "stop.instead"));
+  return CheckNodeNames(stop.nodes(), "stop.nodes");
+}
+
 Status CheckChoice(const control::RestoreChoice& choice, const std::string& job) {
   TK_RETURN_IF_ERROR(CheckNumber(choice.decision(), "choice.decision"));
   TK_RETURN_IF_ERROR(CheckText(choice.reason(), "choice.reason"));
+  TK_RETURN_IF_ERROR(CheckText(choice.suspect(), "choice.suspect"));
+  TK_RETURN_IF_ERROR(CheckRestoreOrders(choice.orders(), choice.none() ? std::string() : job));
   if (choice.none()) {
     if (choice.has_generation()) return Bad("choice is none and names a generation");
     return OkStatus();
@@ -299,10 +320,13 @@ Status CheckBody(const control::Join& m, const std::string& job) {
   TK_RETURN_IF_ERROR(CheckToken(m.data_token()));
   TK_RETURN_IF_ERROR(CheckJoinRun(m, job));
   TK_RETURN_IF_ERROR(CheckInventory(m.inventory(), job));
+  TK_RETURN_IF_ERROR(CheckRestoreOrders(m.orders(), job));
+  TK_RETURN_IF_ERROR(CheckCounts(m.restores(), job));
   return CheckNodeNames(m.previous_nodes(), "previous_nodes");
 }
 
 Status CheckBody(const control::Rejected& m, const std::string&) {
+  if (m.has_stop()) TK_RETURN_IF_ERROR(CheckStop(m.stop()));
   return CheckText(m.reason(), "reason");
 }
 
@@ -449,6 +473,7 @@ Status CheckBody(const control::JobStatus& m, const std::string& job) {
     if (rank >= kNodesMax) return Bad("missing rank {} is too high", rank);
   }
   if (m.has_divergence()) TK_RETURN_IF_ERROR(CheckBody(m.divergence(), job));
+  if (m.has_waiting()) TK_RETURN_IF_ERROR(CheckStop(m.waiting()));
   if (!m.has_last_committed()) return OkStatus();
   return CheckGeneration(m.last_committed(), job, Shards::kCompleteOrNone);
 }
@@ -498,6 +523,8 @@ Status CheckAnyBody(const control::Envelope& e) {
       return CheckBody(e.divergence(), e.job());
     case control::Envelope::kGiveBack:
       return CheckBody(e.give_back(), e.job());
+    case control::Envelope::kRestoreOrders:
+      return CheckRestoreOrders(e.restore_orders().orders(), e.job());
     case control::Envelope::BODY_NOT_SET:
       break;
   }
@@ -550,6 +577,9 @@ Status CheckNodeState(const control::NodeState& state) {
   TK_RETURN_IF_ERROR(CheckRun(state.last_run(), "last_run", Presence::kOptional));
   if (state.has_last_restored()) TK_RETURN_IF_ERROR(CheckOwnChoice(state.last_restored()));
   for (const auto& save : state.saves()) TK_RETURN_IF_ERROR(CheckSave(save));
+  TK_RETURN_IF_ERROR(CheckRestoreOrders(state.orders(), ""));
+  TK_RETURN_IF_ERROR(CheckCounts(state.restores(), ""));
+  if (state.has_stop()) TK_RETURN_IF_ERROR(CheckStop(state.stop()));
   return CheckNodeNames(state.nodes(), "nodes");
 }
 
@@ -559,6 +589,11 @@ Status CheckRendezvousRecord(const control::RendezvousRecord& record) {
   TK_RETURN_IF_ERROR(CheckRun(record.run(), "run", Presence::kOptional));
   TK_RETURN_IF_ERROR(CheckAddress(record.coordinator(), "coordinator"));
   TK_RETURN_IF_ERROR(CheckFixed(record.boot(), Id128::kSize, "boot"));
+  if (record.has_newest()) {
+    TK_RETURN_IF_ERROR(CheckRun(record.newest().run(), "newest", Presence::kRequired));
+    TK_RETURN_IF_ERROR(CheckWorld(record.newest().world()));
+    TK_RETURN_IF_ERROR(CheckNodeNames(record.newest().nodes(), "newest.nodes"));
+  }
   return CheckNodeName(record.node(), "node");
 }
 

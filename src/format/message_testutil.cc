@@ -171,6 +171,9 @@ std::vector<Envelope> MessageMaker::All() {
   *add().mutable_compare() = Compare();
   add().mutable_compared()->set_order(6);
   *add().mutable_divergence() = Divergence();
+  control::RestoreOrder* order = add().mutable_restore_orders()->add_orders();
+  order->set_job(kJob);
+  order->set_skip_step(7);
   return all;
 }
 

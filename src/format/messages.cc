@@ -29,11 +29,17 @@ void CleanTexts(control::Join* m) {
   if (m->has_last_restored()) Clean(m->mutable_last_restored()->mutable_reason());
 }
 
+void CleanTexts(control::RestoreStop* m) {
+  for (auto& text : *m->mutable_given_up()) Clean(&text);
+  Clean(m->mutable_instead());
+}
+
 void CleanTexts(control::Envelope* e) {
   switch (e->body_case()) {
     case control::Envelope::kJoin:
       return CleanTexts(e->mutable_join());
     case control::Envelope::kRejected:
+      if (e->rejected().has_stop()) CleanTexts(e->mutable_rejected()->mutable_stop());
       return Clean(e->mutable_rejected()->mutable_reason());
     case control::Envelope::kRestore:
       return Clean(e->mutable_restore()->mutable_choice()->mutable_reason());

@@ -1,8 +1,10 @@
 #include "io/http.h"
 
+#include <fcntl.h>
 #include <httplib.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -128,12 +130,14 @@ class Dispatcher : public httplib::Server {
 class SocketFile {
  public:
   SocketFile() = default;
-  explicit SocketFile(std::string path) : path_(std::move(path)) {
+  SocketFile(std::string path, UniqueFd lock) : path_(std::move(path)), lock_(std::move(lock)) {
     struct stat st {};
     if (::lstat(path_.c_str(), &st) == 0) inode_ = st.st_ino;
   }
   SocketFile(SocketFile&& other) noexcept
-      : path_(std::exchange(other.path_, "")), inode_(other.inode_) {}
+      : path_(std::exchange(other.path_, "")),
+        inode_(other.inode_),
+        lock_(std::move(other.lock_)) {}
   ~SocketFile() {
     struct stat st {};
     if (path_.empty() || ::lstat(path_.c_str(), &st) != 0 || st.st_ino != inode_) return;
@@ -143,6 +147,7 @@ class SocketFile {
  private:
   std::string path_;
   ino_t inode_ = 0;
+  UniqueFd lock_;
 };
 
 class ThreadedServer : public HttpServer {
@@ -264,6 +269,19 @@ bool Answers(const struct sockaddr_un& address) {
          errno == EAGAIN;
 }
 
+// Held as long as the socket is served: of two processes that start at once, both finding an old
+// socket, one would else remove the other's new one. The file stays, for removing it would race
+// likewise.
+Result<UniqueFd> LockSocket(const std::string& path) {
+  const std::string lock = path + ".lock";
+  UniqueFd fd(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+  if (!fd.valid()) return ErrnoError(errno, "open " + EscapeForLog(lock));
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    return Error(Code::kAlreadyExists, "another process listens on " + EscapeForLog(path));
+  }
+  return fd;
+}
+
 Status RemoveOldSocket(const std::string& path, const struct sockaddr_un& address) {
   const std::string shown = EscapeForLog(path);
   struct stat there {};
@@ -285,6 +303,7 @@ Status RemoveOldSocket(const std::string& path, const struct sockaddr_un& addres
 Result<std::unique_ptr<HttpServer>> HttpServer::ListenUnix(const std::string& path,
                                                            HttpHandler handler) {
   TK_ASSIGN_OR_RETURN(const struct sockaddr_un address, UnixAddress(path));
+  TK_ASSIGN_OR_RETURN(UniqueFd lock, LockSocket(path));
   TK_RETURN_IF_ERROR(RemoveOldSocket(path, address));
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // The file gets the socket's mode when it is made (man 7 unix), so that nobody else can connect
@@ -293,7 +312,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::ListenUnix(const std::string& pa
       ::bind(fd.get(), reinterpret_cast<const struct sockaddr*>(&address), sizeof(address)) != 0) {
     return ErrnoError(errno, "listen on " + EscapeForLog(path));
   }
-  SocketFile file(path);
+  SocketFile file(path, std::move(lock));
   if (::listen(fd.get(), SOMAXCONN) != 0) {
     return ErrnoError(errno, "listen on " + EscapeForLog(path));
   }

@@ -5,10 +5,15 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <fstream>
+#include <latch>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "io/socket_util.h"
 #include "io/temp_dir_testutil.h"
@@ -105,6 +110,34 @@ TEST_F(HttpTest, ReplacesAnOldSocketButNeverALiveOneOrAFile) {
   const auto on_file = HttpServer::ListenUnix(path_, Echo);
   ASSERT_FALSE(on_file.ok());
   EXPECT_THAT(on_file.error().message(), HasSubstr("not a socket"));
+}
+
+TEST_F(HttpTest, OfManyThatStartAtOnceOneServes) {
+  for (int round = 0; round < 20; ++round) {
+    {  // left behind by a process that was killed
+      const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+      struct sockaddr_un address {};
+      address.sun_family = AF_UNIX;
+      std::memcpy(address.sun_path, path_.data(), path_.size());
+      ASSERT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    }
+    constexpr size_t kServers = 4;
+    std::array<std::unique_ptr<HttpServer>, kServers> servers;
+    std::latch start(kServers);
+    {
+      std::vector<std::jthread> threads;
+      for (auto& server : servers) {
+        threads.emplace_back([&] {
+          start.arrive_and_wait();
+          auto made = HttpServer::ListenUnix(path_, Echo);
+          if (made.ok()) server = std::move(*made);
+        });
+      }
+    }
+    EXPECT_EQ(std::count_if(servers.begin(), servers.end(), [](auto& s) { return s != nullptr; }),
+              1);
+    EXPECT_TRUE(HttpOverUnix(path_, "GET", "/", "", 30s).ok());
+  }
 }
 
 TEST_F(HttpTest, BadPathsAreErrors) {

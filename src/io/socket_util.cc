@@ -8,11 +8,15 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <memory>
+#include <system_error>
+#include <thread>
 
 #include "base/log.h"
 
@@ -89,6 +93,36 @@ Result<std::vector<SocketAddress>> ResolveAddress(const HostPort& where, NameLoo
     out.push_back(address);
   }
   return out;
+}
+
+Result<std::vector<SocketAddress>> ResolveWithin(const HostPort& where, Duration deadline,
+                                                 AddressLookup lookup) {
+  auto numeric = lookup(where, NameLookup::kNumericOnly);
+  if (numeric.ok()) return numeric;
+  static std::atomic<int> running{0};
+  if (running.fetch_add(1) >= kHangingLookupsMax) {
+    --running;
+    return Error(Code::kUnavailable, "address of " + EscapeForLog(where.ToString()) +
+                                         ": too many names are being looked up");
+  }
+  auto found = std::make_shared<std::promise<Result<std::vector<SocketAddress>>>>();
+  auto future = found->get_future();
+  try {
+    std::thread([found, where, lookup = std::move(lookup)] {
+      auto addresses = lookup(where, NameLookup::kAllowed);
+      --running;
+      found->set_value(std::move(addresses));
+    }).detach();
+  } catch (const std::system_error& e) {
+    --running;
+    return Error(Code::kResourceExhausted,
+                 std::string("start a thread for a name lookup: ") + e.what());
+  }
+  if (future.wait_for(deadline) != std::future_status::ready) {
+    return Error(Code::kDeadlineExceeded, "address of " + EscapeForLog(where.ToString()) +
+                                              ": the name service didn't answer in time");
+  }
+  return future.get();
 }
 
 Result<UniqueFd> NewTcpSocket(const SocketAddress& address, int buffer_bytes) {

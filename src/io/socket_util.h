@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,14 @@ enum class NameLookup : uint8_t { kNumericOnly, kAllowed };
 // Never empty. kNotFound: no such name, or not a numeric address where only these are wanted;
 // kUnavailable: the name service doesn't answer. Blocks as long as the name service does.
 Result<std::vector<SocketAddress>> ResolveAddress(const HostPort& where, NameLookup lookup);
+
+// The same within a deadline, in a thread that is left behind where the name service hangs: then
+// kDeadlineExceeded. Of those kHangingLookupsMax may be left; more names are kUnavailable at once.
+inline constexpr int kHangingLookupsMax = 32;
+using AddressLookup =
+    std::function<Result<std::vector<SocketAddress>>(const HostPort&, NameLookup)>;
+Result<std::vector<SocketAddress>> ResolveWithin(const HostPort& where, Duration deadline,
+                                                 AddressLookup lookup = ResolveAddress);
 
 // Listening, non-blocking; "" means all addresses. `buffer_bytes` 0 leaves the kernel's tuning on.
 Result<UniqueFd> ListenTcp(const std::string& host, uint16_t port, int buffer_bytes);

@@ -231,7 +231,7 @@ class TcpStreamListener : public StreamListener {
 
 Result<UniqueFd> ConnectSocket(const HostPort& to, const StreamOptions& options) {
   TK_ASSIGN_OR_RETURN(const std::vector<SocketAddress> addresses,
-                      ResolveAddress(to, NameLookup::kAllowed));
+                      ResolveWithin(to, options.connect_deadline));
   Status last;
   for (const SocketAddress& address : addresses) {
     Result<UniqueFd> fd = NewTcpSocket(address, options.socket_buffer_bytes);

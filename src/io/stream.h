@@ -31,7 +31,7 @@ class Stream {
 
 struct StreamOptions {
   std::shared_ptr<TlsContext> tls;  // null: plain TCP
-  // For each attempt to connect and the TLS handshake; looking up a host's name comes on top.
+  // For looking up the host's name, for each attempt to connect, and for the TLS handshake.
   Duration connect_deadline = 5s;
   Duration stall_limit = 10s;  // longest time without a byte moving
   int socket_buffer_bytes = 16 << 20;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
+#include <memory>
 #include <thread>
 
 #include "base/prng.h"
@@ -460,6 +462,32 @@ TEST(TlsStreamTest, AConnectionCutAtAnyByteIsAnError) {
     ++cuts;
   }
   EXPECT_GT(cuts, 10);
+}
+
+TEST(NameLookup, AHangingOneEndsAtTheDeadline) {
+  std::promise<void> answer;
+  std::shared_future<void> answered = answer.get_future();
+  const auto hangs = [answered](const HostPort& where,
+                                NameLookup lookup) -> Result<std::vector<SocketAddress>> {
+    if (lookup == NameLookup::kAllowed) answered.wait();
+    return Error(Code::kNotFound, where.host);
+  };
+  for (int i = 0; i < kHangingLookupsMax; ++i) {
+    const auto found = ResolveWithin({"slow.example", 1}, 1ms, hangs);
+    ASSERT_FALSE(found.ok());
+    ASSERT_EQ(found.error().code(), Code::kDeadlineExceeded) << found.error().ToString();
+  }
+  // Only so many threads are left behind; a numeric address needs none.
+  EXPECT_EQ(ResolveWithin({"slow.example", 1}, 1ms, hangs).error().code(), Code::kUnavailable);
+  EXPECT_TRUE(ResolveWithin({"127.0.0.1", 1}, 1ms).ok());
+  answer.set_value();
+  // They end once they are answered.
+  Result<std::vector<SocketAddress>> again = Error(Code::kUnavailable, "");
+  while (again.error().code() == Code::kUnavailable) {
+    again = ResolveWithin({"slow.example", 1}, 30s, hangs);
+    ASSERT_FALSE(again.ok());
+  }
+  EXPECT_EQ(again.error().code(), Code::kNotFound);
 }
 
 }  // namespace

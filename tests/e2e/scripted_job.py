@@ -247,3 +247,16 @@ def check_copies(job, step, nodes_each):
             with open(shard_path(node, digest, "manifest"), "rb") as f:
                 manifests.add(f.read())
         assert len(manifests) == 1
+
+
+def wait_marked(job, node, times=1):
+    """Waits until the job's record in the rendezvous names a node so often: after its own name, if
+    it coordinates, it stands there for the newest generation, a moment after the commit."""
+    folder = os.path.join(job.cluster.rendezvous, job.name)
+
+    def named():
+        newest = max(n for n in os.listdir(folder) if n.endswith(".record"))
+        with open(os.path.join(folder, newest), "rb") as f:
+            return f.read().count(node.name.encode()) >= times
+
+    job.cluster.wait_for(named, 20, f"the record to name {node.name}")
