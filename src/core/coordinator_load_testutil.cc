@@ -96,7 +96,7 @@ void CoordinatorLoad::CarryOut(CoordinatorActions actions) {
     } else if (const auto* cancel = std::get_if<A::CancelTimer>(&action)) {
       timers_.erase(cancel->timer);
     } else {
-      TK_CHECK_MSG(std::holds_alternative<A::LogText>(action), "nobody should be given up");
+      TK_CHECK_MSG(std::holds_alternative<A::LogText>(action), "action " + std::to_string(action.index()) + ": nobody should be given up");
     }
   }
 }

@@ -163,7 +163,7 @@ class Values {
 
   // The value isn't shown: only scalars are.
   static Error NotOne(std::string_view key, std::string_view rule) {
-    return Bad(key, "(not shown)", "{}", rule);
+    return Bad(key, "(not-shown)", "{}", rule);
   }
 
   std::map<std::string, YamlValue> values_;
