@@ -61,6 +61,7 @@ control::Envelope CoordinatorLoad::JoinOf(const Member& member) const {
   join.set_data_token(std::string(32, 't'));
   *join.mutable_highest_run() = ToProto(member.run);
   join.set_highest_epoch(member.epoch);
+  if (member.recorded != 0) *join.mutable_last_run() = ToProto(member.run);
   for (const auto& shard : member.held) *join.mutable_inventory()->add_shards() = shard;
   if (committed_) *join.mutable_inventory()->add_generations() = *committed_;
   join.set_agent_boot(TestId(lives_).Raw());
@@ -88,15 +89,19 @@ void CoordinatorLoad::CarryOut(CoordinatorActions actions) {
     } else if (std::holds_alternative<A::ReadRendezvous>(action)) {
       events_.push_back(CoordinatorEvent::RendezvousRead{record_, std::to_string(record_version_)});
     } else if (auto* write = std::get_if<A::WriteRendezvous>(&action)) {
+      // The run is fixed; later writes only name the newest generation.
+      if (FromProto(record_ ? record_->run() : control::RunId()) !=
+          FromProto(write->record.run())) {
+        gathered_ = round_;
+      }
       record_ = write->record;
-      gathered_ = round_;  // the last time when the run is fixed
       events_.push_back(CoordinatorEvent::RendezvousWritten{std::to_string(++record_version_)});
     } else if (const auto* set = std::get_if<A::SetTimer>(&action)) {
       timers_[set->timer] = set->at;
     } else if (const auto* cancel = std::get_if<A::CancelTimer>(&action)) {
       timers_.erase(cancel->timer);
     } else {
-      TK_CHECK_MSG(std::holds_alternative<A::LogText>(action), "action " + std::to_string(action.index()) + ": nobody should be given up");
+      TK_CHECK_MSG(std::holds_alternative<A::LogText>(action), "nobody should be given up");
     }
   }
 }
@@ -153,8 +158,12 @@ void CoordinatorLoad::Deliver(ConnectionId to, const std::string& bytes) {
       answer.mutable_commit_recorded()->set_save_number(committed_->save_number());
       return Answer(member, std::move(answer));
     }
+    case control::Envelope::kPing:
+      answer.mutable_ping()->set_number(message.ping().number());
+      answer.mutable_ping()->set_answer(true);
+      return Answer(member, std::move(answer));
     default:
-      TK_CHECK_MSG(message.has_job_status() || message.has_ping(), message.ShortDebugString());
+      TK_CHECK_MSG(message.has_job_status(), message.ShortDebugString());
   }
 }
 

@@ -56,6 +56,7 @@ const std::vector<Expected>& AllExpected() {
       {"replicator.yaml can't be accepted", {R::kJob, R::kFiles, R::kLost}},
       {"replicator.yaml is empty", {R::kJob, R::kLost}},
       {"replicator.yaml can't be read", {R::kFiles}},
+      {"two jobs use this volume", {R::kJob}},
       {"is suspect: it was restored", {R::kJob, R::kCrash, R::kNetwork, R::kLost, R::kFull}},
       {"may hold it and is away", {R::kLost, R::kJob, R::kCrash, R::kNetwork}},
       {"it is given up", {R::kLost, R::kJob}},
