@@ -54,7 +54,7 @@ const std::vector<Expected>& AllExpected() {
       {"none can be restored", {R::kLost, R::kDamage, R::kFiles}},
       {"the restore decision stops", {R::kDamage, R::kFiles}},
       {"replicator.yaml can't be accepted", {R::kJob, R::kFiles, R::kLost}},
-      {"replicator.yaml is empty", {R::kJob, R::kLost}},
+      {"replicator.yaml is empty", {R::kJob, R::kLost, R::kFull}},
       {"replicator.yaml can't be read", {R::kFiles}},
       {"two jobs use this volume", {R::kJob}},
       {"is suspect: it was restored", {R::kJob, R::kCrash, R::kNetwork, R::kLost, R::kFull}},

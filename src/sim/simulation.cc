@@ -16,8 +16,8 @@ constexpr int kStartsMax = 2;
 constexpr Duration kSettle = 60s;
 constexpr Duration kMemoryEvery = 500ms;
 constexpr Duration kLookEvery = 200ms;
-// Records, ids, links, texts for the client: a page each.
-constexpr uint64_t kSmallFilesBytes = 24 * 4096;
+// Records, ids, links, texts for the client: a page each, and store/spare (64 KiB).
+constexpr uint64_t kSmallFilesBytes = 40 * 4096;
 constexpr uint64_t kAmpleBytes = uint64_t{1} << 40;
 
 bool Never() { return false; }
