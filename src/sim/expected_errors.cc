@@ -57,6 +57,7 @@ const std::vector<Expected>& AllExpected() {
       {"replicator.yaml is empty", {R::kJob, R::kLost, R::kFull}},
       {"replicator.yaml can't be read", {R::kFiles}},
       {"two jobs use this volume", {R::kJob}},
+      {"was saved by a job of another shape", {R::kJob}},
       {"is suspect: it was restored", {R::kJob, R::kCrash, R::kNetwork, R::kLost, R::kFull}},
       {"may hold it and is away", {R::kLost, R::kJob, R::kCrash, R::kNetwork}},
       {"it is given up", {R::kLost, R::kJob}},
