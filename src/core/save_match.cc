@@ -14,8 +14,27 @@ SaveMatcher::Drops SaveMatcher::Staged(Rank rank, const control::SaveStaged& sta
   Save& save = saves_[key];
   save.staged[rank] = staged;
   save.ordinal = std::max(save.ordinal, staged.ordinal());
-  if (save.staged.size() < nodes_ || active_ == key) return {};
+  if (save.staged.size() < nodes_ || active_ == key) return Bound(rank);
   return Complete(key);
+}
+
+// While some node is away no save becomes complete, and each node's memory would fill with them.
+// The oldest stays for a node that is merely slow, so that one that is always behind still lets
+// saves become complete; the newest for one that comes back.
+SaveMatcher::Drops SaveMatcher::Bound(Rank rank) {
+  Drops drops;
+  std::vector<std::pair<uint64_t, SaveKey>> waiting;  // by the rank's own order
+  for (const auto& [key, save] : saves_) {
+    const auto staged = save.staged.find(rank);
+    if (staged != save.staged.end() && active_ != key) {
+      waiting.emplace_back(staged->second.ordinal(), key);
+    }
+  }
+  std::sort(waiting.begin(), waiting.end());
+  for (size_t i = 1; i + 1 < waiting.size(); ++i) {
+    Drop(waiting[i].second, "newer saves wait for the same nodes", &drops);
+  }
+  return drops;
 }
 
 SaveMatcher::Drops SaveMatcher::Failed(Rank rank, const SaveKey& save, const std::string& error) {

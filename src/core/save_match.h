@@ -55,6 +55,8 @@ class SaveMatcher {
   // Of saves that every node has, the order is the nodes' own.
   bool IsOlder(const Save& a, const Save& b) const;
   Drops Complete(const SaveKey& save);
+  // At most two saves of a rank wait for others, beside the one that is being protected.
+  Drops Bound(Rank rank);
   void Drop(const SaveKey& save, std::string reason, Drops* drops);
   static constexpr size_t kDroppedMax = 256;
 

@@ -53,6 +53,18 @@ TEST_F(SaveMatch, IsCompleteWhenEveryNodeHasIt) {
   EXPECT_EQ(matcher_.ActiveShards().size(), 2U);
 }
 
+TEST_F(SaveMatch, WhileANodeIsAwayOnlyTheOldestAndTheNewestWait) {
+  EXPECT_EQ(Stage(0, 5, 1), Steps());
+  EXPECT_EQ(Stage(0, 6, 2), Steps());
+  EXPECT_EQ(Stage(0, 7, 3), Steps{6});
+  EXPECT_EQ(Stage(0, 8, 4), Steps{7});
+  // Slow: it completes the oldest, and then the newest.
+  EXPECT_EQ(Stage(1, 5, 1), Steps());
+  EXPECT_EQ(active(), 5U);
+  EXPECT_EQ(Stage(0, 9, 5), Steps());
+  EXPECT_EQ(Stage(0, 10, 6), Steps{9});
+}
+
 TEST_F(SaveMatch, WhatSomeNodeSkippedGoesWhenANewerOneIsComplete) {
   Stage(0, 5, 1);
   Stage(0, 6, 2);

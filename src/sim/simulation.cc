@@ -164,6 +164,18 @@ bool Simulation::RestartUntilCommitted(Duration limit) {
   return RunFor(1s) && RunUntilCommitted(1, limit);
 }
 
+// What stands on a mount, for a run that doesn't come to its end.
+std::string Simulation::Contents(SimHost* host) {
+  std::string text = fmt::format("{} of {} bytes used", host->mount().use().bytes, MountBytes());
+  for (const std::string_view part : {"client", "store/shards", "store/staged", "store/incoming"}) {
+    const auto entries = host->outside().List(part);
+    if (!entries.ok() || entries->empty()) continue;
+    text += fmt::format(", {}:", part);
+    for (const DirEntry& entry : *entries) text += " " + entry.name.substr(0, 40);
+  }
+  return text;
+}
+
 std::string Simulation::States() {
   std::string text = fmt::format("attempt {} {}, last failure: {}", job_->attempt(),
                                  job_->training() ? "trains" : "waits", job_->last_failure());
@@ -175,6 +187,7 @@ std::string Simulation::States() {
     const NodeStatus status = host->node()->status();
     text += fmt::format("; n{} {}", host->index(), status.phase);
     if (!status.last_error.empty()) text += " (" + status.last_error + ")";
+    if (mount_tenths_ != 0) text += " [" + Contents(host.get()) + "]";
   }
   return text;
 }

@@ -81,6 +81,7 @@ class Simulation {
   bool TryUntilCommitted(uint32_t saves, Duration limit);
   void WatchMemory();
   std::string States();
+  std::string Contents(SimHost* host);
 
   const SimulationOptions options_;
   World world_;
