@@ -502,5 +502,28 @@ TEST(ClusterFault, SameSeedSameActions) {
   }
 }
 
+// Bytes flipped on the way more than once say nothing of the copy there.
+TEST(ClusterFault, TheLastSourceIsTriedAgainBeforeItsCheckpointIsGivenUp) {
+  TestCluster cluster({.hosts = 2});
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  cluster.SaveAll(10);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(10));
+  cluster.KillAgent(0);
+  cluster.LoseHost(0);
+  cluster.StartAgent(0);
+  cluster.CutData(1, 0);
+  cluster.StartJob();
+  const auto failures = [&] {
+    return std::count_if(cluster.log().begin(), cluster.log().end(), [](const std::string& line) {
+      return line.find("could not prepare checkpoint 10") != std::string::npos;
+    });
+  };
+  ASSERT_RUNS_UNTIL(cluster, failures() >= 3);
+  cluster.MendData();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
+}
+
 }  // namespace
 }  // namespace tierkeep

@@ -28,9 +28,10 @@ struct Branch {
 };
 
 // How often a receiver failed to get bytes from a source: after kSourceFailuresMax it counts as cut
-// off from it.
+// off from it. Not after the first few: bytes may have been flipped on the way while the copy is
+// good, and it may be the last one.
 using SourceFailures = std::map<std::pair<std::string, std::string>, int>;
-inline constexpr int kSourceFailuresMax = 2;
+inline constexpr int kSourceFailuresMax = 5;
 
 struct RestoreQuestion {
   std::string job;
