@@ -7,6 +7,7 @@ again, and the story must go on to its end.
 """
 
 import collections
+import contextlib
 import os
 import random
 import re
@@ -224,7 +225,24 @@ def useless_save(story):
     story.check_end(1)
 
 
-STORIES = [life, other_ranks, refused, empty_file, vanished, divergent, useless_save]
+def held_save(story):
+    """A save that one node can't take yet, since somebody still writes it, goes with the next one."""
+    story.start()
+    story.start_job(None)
+    story.save(1)
+    with contextlib.ExitStack() as writers:
+        for rank, volume in story.job.volumes.items():
+            with volume.save(2) as path:
+                files = story.job.data(2, rank)
+                scripted_job.write_tree(path, files)
+                if rank == 1:
+                    writers.enter_context(open(os.path.join(path, min(files)), "ab"))
+        story.save(3)
+    story.start_job(3)
+    story.check_end(3)
+
+
+STORIES = [life, other_ranks, refused, empty_file, vanished, divergent, useless_save, held_save]
 
 
 @pytest.fixture(scope="module")
