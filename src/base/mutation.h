@@ -90,6 +90,8 @@ namespace tierkeep {
   X(kRebuild, "lost copies rebuilt")                               \
   X(kCommitWaits, "a protected save waits for a member")           \
   X(kCommitTakenBack, "a commit that could not be recorded")       \
+  X(kCommitMisses, "a node lacks what a commit has it keep")       \
+  X(kSaveInDoubt, "a save that may be committed kept unheard")     \
   X(kWriterWaitedFor, "an open writer waited for")                 \
   X(kChangedWhileHashed, "a save changed while it was hashed")     \
   X(kSharedFileCopied, "a file with a second name copied")         \

@@ -264,6 +264,67 @@ TEST(ClusterFault, OneNodeCommitsAloneAndSaysSo) {
   EXPECT_EQ(cluster.client(0).step, 10U);
 }
 
+// ---- commits whose word is lost --------------------------------------------------------------
+
+size_t FewestCopies(const TestCluster& cluster, const std::vector<Blake3>& digests) {
+  size_t fewest = SIZE_MAX;
+  for (const Blake3& digest : digests) fewest = std::min(fewest, cluster.CopiesOf(digest));
+  return fewest;
+}
+
+// The coordinator decides; the word of it never reaches the others. They can't know that the older
+// generation is gone elsewhere, and must not give the newer one up for what they save meanwhile.
+TEST(ClusterFault, ASaveThatMayBeCommittedOutlivesNewerOnesUnheard) {
+  TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.Logged("Generation 2 of step 20"));
+  cluster.CutLink(1);
+  cluster.CutLink(2);
+  for (const Step step : {30, 40}) {
+    for (size_t host : {1, 2}) cluster.Save(host, step);
+    ASSERT_RUNS_UNTIL(cluster, !OwnDigest(&cluster, 1, 1, step).IsZero() &&
+                                   !OwnDigest(&cluster, 2, 2, step).IsZero());
+  }
+  EXPECT_EQ(cluster.generations(1)[0].save().step(), 10U);
+  EXPECT_EQ(cluster.generations(2)[0].save().step(), 10U);
+  const std::vector<Blake3> committed = cluster.NewestDigests();
+  EXPECT_EQ(FewestCopies(cluster, committed), 2U) << LogOf(cluster);
+  // Of what nobody was told of only the newest is kept.
+  EXPECT_TRUE(OwnDigest(&cluster, 1, 1, 30).IsZero());
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  EXPECT_EQ(FewestCopies(cluster, committed), 2U) << LogOf(cluster);
+  EXPECT_FALSE(cluster.Logged("no longer here")) << LogOf(cluster);
+}
+
+// Only one member has recorded the commit when the coordinator dies. The next one learns of it from
+// that member, and must not have the others drop it because that member no longer offers it.
+TEST(ClusterFault, ACommitThatOneMemberRecordedIsNotDroppedByTheNextCoordinator) {
+  TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.Logged("Generation 2 of step 20"));
+  cluster.CutLink(2);
+  ASSERT_RUNS_UNTIL(cluster, cluster.generations(1)[0].save().step() == 20U);
+  cluster.KillAgent(0);
+  const std::vector<Blake3> committed = cluster.NewestDigests();
+  EXPECT_EQ(FewestCopies(cluster, committed), 2U);
+  // The next save can't be protected, so that step 20 is all there is.
+  for (size_t from = 0; from < 3; ++from) {
+    for (size_t to = 0; to < 3; ++to) cluster.CutData(from, to);
+  }
+  cluster.SaveAll(30);
+  ASSERT_RUNS_UNTIL(cluster, !OwnDigest(&cluster, 2, 2, 30).IsZero());
+  cluster.StartAgent(0);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  cluster.Run(1s);
+  EXPECT_EQ(FewestCopies(cluster, committed), 2U) << LogOf(cluster);
+  EXPECT_FALSE(cluster.Logged("no longer here")) << LogOf(cluster);
+  cluster.MendData();
+  cluster.SaveAll(40);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(40));
+}
+
 // ---- who takes part --------------------------------------------------------------------------
 
 TEST(ClusterFault, MissingRanksAreNamedAtTheDeadline) {

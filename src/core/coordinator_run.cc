@@ -45,6 +45,7 @@ void CoordinatorMachine::Impl::StartRunning() {
     MarkNewest(choice_->none() ? nullptr : &choice_->generation());
   }
   if (committed_) {
+    matcher_->AlreadyCommitted(*committed_);
     committed_keep_ = PlanProtection(*committed_, NodesByRank(), keepers_).wanted;
     CheckLastCommitted();
   } else if (choice_ && !choice_->none()) {
@@ -84,6 +85,7 @@ void CoordinatorMachine::Impl::OnSaveFailed(Peer* member, const control::SaveFai
 
 void CoordinatorMachine::Impl::Apply(const SaveMatcher::Drops& drops) {
   for (const auto& drop : drops) {
+    TK_CHECK(!committed_ || FromProto(committed_->save()) != drop.save);
     Log(Severity::kWarning,
         fmt::format("Save of {} is dropped: {}", drop.save.ToString(), drop.reason));
     if (active_ && FromProto(active_->record.save()) == drop.save) active_.reset();
@@ -352,6 +354,13 @@ void CoordinatorMachine::Impl::OnCommitRecorded(Peer* member, const control::Com
   commit_open_.erase(member->rank());
   ClearProblem("commit " + member->node());
   if (commit_open_.empty()) Disarm(kCommitTimer);
+  if (m.missing().empty()) return;
+  TK_PROBE(kCommitMisses);
+  for (const std::string& digest : m.missing()) {
+    holdings_.RemoveCopy(member->node(), FixedFromProto<Blake3>(digest));
+  }
+  Pump(&rebuild_);
+  CheckLastCommitted();
 }
 
 void CoordinatorMachine::Impl::CommitDeadline() {
@@ -383,14 +392,15 @@ void CoordinatorMachine::Impl::ResumeMember(Peer* member) {
     (*slot)->orders.erase(member->node());
     (*slot)->no_room.erase(member->node());
   }
+  // Before all else, and even if it is recorded there: collecting may have been cut short, and what
+  // is committed must not count as a save in flight any more.
+  if (committed_) SendCommit(*member);
   std::set<SaveKey> has;
   for (const auto& staged : member->join.staged()) has.insert(FromProto(staged.save()));
   Apply(matcher_->Rejoined(member->rank(), has));
   for (const auto& staged : std::exchange(*member->join.mutable_staged(), {})) {
     OnStaged(member, staged);
   }
-  // Again, even if it is recorded there: collecting may have been cut short.
-  if (committed_) SendCommit(*member);
   Pump(&active_);
   Pump(&rebuild_);
   CheckLastCommitted();

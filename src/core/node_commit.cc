@@ -82,6 +82,21 @@ void NodeMachine::Impl::ForgetUnreadable(const std::vector<Blake3>& digests) {
   });
 }
 
+// What this node is to keep and doesn't have. The coordinator is told with the commit's record and
+// has it made again, where it can be.
+std::vector<std::string> NodeMachine::Impl::NotHere(const control::Commit& m) {
+  std::vector<std::string> missing;
+  for (const std::string& digest : m.keep()) {
+    if (shards_.count(FixedFromProto<Blake3>(digest)) == 0) missing.push_back(digest);
+  }
+  if (missing.empty()) return missing;
+  WriteError(
+      fmt::format("{} of the {} shards of the committed step {} that this node keeps are "
+                  "no longer here: the coordinator is told, and has copied again what others hold",
+                  missing.size(), m.keep_size(), m.generation().save().step()));
+  return missing;
+}
+
 void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   if (!Released()) return;
   const control::GenerationRecord& record = m.generation();
@@ -90,17 +105,11 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   const TaskId task = next_task_;
   std::vector<Blake3> outdated = OutdatedUnreadable(m);
   undo_ = CommitUndo{generations_, saves_, committed_, task};
-  bool whole = true;
-  for (const std::string& digest : m.keep()) {
-    if (shards_.count(FixedFromProto<Blake3>(digest)) != 0) continue;
-    whole = false;
-    WriteError(
-        fmt::format("a shard of the committed step {} is no longer here", record.save().step()));
-  }
+  const std::vector<std::string> missing = NotHere(m);
   Do(NodeAction::RecordGeneration{record});
   if (!again) {
     ++commits_;
-    if (whole) {
+    if (missing.empty()) {
       Log(Severity::kInfo,
           fmt::format("All files were replicated globally for step {}", record.save().step()));
     }
@@ -108,6 +117,7 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   control::Envelope message = NewMessage();
   *message.mutable_commit_recorded()->mutable_run() = record.save().run();
   message.mutable_commit_recorded()->set_save_number(record.save_number());
+  for (const std::string& digest : missing) message.mutable_commit_recorded()->add_missing(digest);
   Send(std::move(message));
   Do(NodeAction::ForgetGenerations{record.job(), GenerationIdOf(record)});
   committed_ = record;

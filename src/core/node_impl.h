@@ -74,7 +74,7 @@ class NodeMachine::Impl {
     uint64_t ordinal = 0;
     std::map<Worker, control::ShardInfo> shards;  // staged ones
     std::map<Worker, std::string> staged_names;   // not yet hashed
-    bool told = false;
+    bool told = false;  // to a coordinator of the run, which may have committed it
   };
   struct CompareWork {
     uint64_t order = 0;
@@ -184,6 +184,7 @@ class NodeMachine::Impl {
   void OnDrop(const control::Drop& m);
   void DropSave(const SaveKey& save);
   void OnCommit(const control::Commit& m);
+  std::vector<std::string> NotHere(const control::Commit& m);
   bool IsOutdated(const control::ShardInfo& shard, const control::Commit& m) const;
   std::vector<Blake3> Outdated(const control::Commit& m) const;
   void CancelOutdated(const control::Commit& m);

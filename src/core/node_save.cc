@@ -163,7 +163,7 @@ void NodeMachine::Impl::SaveIsStaged(const SaveKey& save, OwnSave* own) {
   if (entered_) {
     TellStaged(save, own);
   } else {
-    // Nobody can match it now: only the newest one is kept for later.
+    // Nobody can match it now: of such saves only the newest one is kept for later.
     ForgetOlderSaves(own->ordinal);
   }
 }
@@ -178,10 +178,13 @@ void NodeMachine::Impl::TellStaged(const SaveKey& save, OwnSave* own) {
   Send(std::move(message));
 }
 
+// Not those that a coordinator was told of: it may have committed them, and the word of it may have
+// been lost with the connection. It decides about them once it is heard again.
 void NodeMachine::Impl::ForgetOlderSaves(uint64_t ordinal) {
   std::vector<SaveKey> older;
   for (const auto& [save, own] : saves_) {
-    if (own.ordinal < ordinal) older.push_back(save);
+    TK_PROBE_IF(kSaveInDoubt, own.ordinal < ordinal && own.told);
+    if (own.ordinal < ordinal && !own.told) older.push_back(save);
   }
   for (const SaveKey& save : older) DropSave(save);
 }

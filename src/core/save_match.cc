@@ -137,6 +137,15 @@ void SaveMatcher::ActiveCommitted() {
   stalled_ = false;
 }
 
+void SaveMatcher::AlreadyCommitted(const control::GenerationRecord& record) {
+  TK_CHECK(saves_.empty() && !active_);
+  const uint32_t workers = record.world().workers_per_node();
+  for (Rank rank = 0; rank < nodes_; ++rank) {
+    committed_ordinal_[rank] = record.shards(static_cast<int>(rank * workers)).ordinal();
+  }
+  committed_ = FromProto(record.save());
+}
+
 std::optional<SaveKey> SaveMatcher::NewestStaged(Rank rank) const {
   std::optional<SaveKey> newest;
   uint64_t ordinal = 0;

@@ -44,6 +44,8 @@ class SaveMatcher {
   void ActiveStalled() { stalled_ = true; }
   Drops DropActive(std::string reason);
   void ActiveCommitted();
+  // Of the same run, by a coordinator before this one. Nothing may be staged yet.
+  void AlreadyCommitted(const control::GenerationRecord& record);
   // The newest save that the rank has staged, of those that are neither committed nor dropped.
   std::optional<SaveKey> NewestStaged(Rank rank) const;
 

@@ -410,7 +410,8 @@ Status CheckBody(const control::Commit& m, const std::string& job) {
 
 Status CheckBody(const control::CommitRecorded& m, const std::string&) {
   TK_RETURN_IF_ERROR(CheckRun(m.run(), "run", Presence::kRequired));
-  return CheckNumber(m.save_number(), "save_number");
+  TK_RETURN_IF_ERROR(CheckNumber(m.save_number(), "save_number"));
+  return CheckDigests(m.missing(), "missing");
 }
 
 Status CheckBody(const control::Ping&, const std::string&) { return OkStatus(); }

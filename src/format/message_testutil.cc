@@ -160,6 +160,7 @@ std::vector<Envelope> MessageMaker::All() {
   Envelope& recorded = add();
   *recorded.mutable_commit_recorded()->mutable_run() = ToProto(run);
   recorded.mutable_commit_recorded()->set_save_number(5);
+  recorded.mutable_commit_recorded()->add_missing(Shard(3).digest.Raw());
   add().mutable_ping()->set_number(1);
   *add().mutable_run_ended()->mutable_run() = ToProto(run);
   add().mutable_leaving();

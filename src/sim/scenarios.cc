@@ -74,6 +74,20 @@ void HalfMadeSave(Simulation& sim) {
   sim.RestartUntilCommitted(kLimit);
 }
 
+// The coordinator is heard no more by one member, whose word still arrives: it commits saves of which
+// that member knows only that it told of them. What it saves later must not push them out.
+void CommitUnheard(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.network().Cut(0, 1);
+  sim.world().Fault("one-way partition");
+  sim.ledger().BeginDisturbance();
+  if (!sim.RunFor(300s)) return;
+  sim.network().MendAll();
+  sim.ledger().EndDisturbance();
+  if (!sim.RunUntilCommitted(2, kLimit)) return;
+  sim.RestartUntilCommitted(kLimit);
+}
+
 // The only copy is with an agent that still listens to a coordinator whose machine is gone.
 void HolderListensToTheDead(Simulation& sim) {
   if (!sim.RunUntilCommitted(1, kLimit)) return;
@@ -111,6 +125,10 @@ const std::vector<Scenario>& Scenarios() {
        .run = HolderListensToTheDead,
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2, .replicas = 2},
        .spares = 2},
+      {.name = "commit-unheard",
+       .about = "a commit that a node hasn't heard of outlives that node's newer saves",
+       .run = CommitUnheard,
+       .shape = {.nodes = 3, .replicas = 3}},
       {.name = "restart-all-agents",
        .about = "agents that all die at once go on with the run without a new yaml",
        .run = RestartAllAgents,
