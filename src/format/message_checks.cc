@@ -17,7 +17,6 @@ constexpr size_t kHostBytesMax = 253;
 constexpr int kDifferencesMax = 64;
 constexpr size_t kConfigTextBytesMax = 64 << 10;
 constexpr size_t kConfigFileIdBytesMax = 256;
-
 enum class Presence { kRequired, kOptional };
 
 template <typename... Args>

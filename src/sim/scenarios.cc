@@ -74,8 +74,8 @@ void HalfMadeSave(Simulation& sim) {
   sim.RestartUntilCommitted(kLimit);
 }
 
-// The coordinator is heard no more by one member, whose word still arrives: it commits saves of which
-// that member knows only that it told of them. What it saves later must not push them out.
+// The coordinator is heard no more by one member, whose word still arrives: it commits saves of
+// which that member knows only that it told of them. What it saves later must not push them out.
 void CommitUnheard(Simulation& sim) {
   if (!sim.RunUntilCommitted(1, kLimit)) return;
   sim.network().Cut(0, 1);
