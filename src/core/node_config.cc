@@ -266,6 +266,8 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
     committed_.reset();
   }
   config_ = parsed.config;
+  // What it heard as a holder fences too: a run that ended before this attempt can't take it in.
+  state_.set_highest_epoch(std::max<Epoch>(state_.highest_epoch(), holder_epochs_[config_->job]));
   state_.set_attempt_counter(state_.attempt_counter() + 1);
   state_.set_config_text(e.text);
   state_.set_config_file_id(e.file_id);
