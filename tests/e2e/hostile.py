@@ -128,12 +128,14 @@ class World:
         planted there."""
         for volume in self.job.volumes.values():
             path = os.path.join(volume.path, "replicator.errors")
-            with contextlib.suppress(FileNotFoundError):
+            # Gone, or still what was planted (an immutable file can't be unlinked): looked at again.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
                 what = os.lstat(path)
                 if stat.S_ISREG(what.st_mode) and what.st_nlink == 1 and what.st_size < 1 << 20:
                     with open(path, encoding="utf-8", errors="replace") as f:
-                        volume.errors.append(f.read())
+                        text = f.read()
                     os.unlink(path)
+                    volume.errors.append(text)
         return "\n".join(text for v in self.job.volumes.values() for text in v.errors)
 
     def outcome(self, step, seconds=60, also=None):

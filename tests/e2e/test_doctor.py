@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from scripted_job import Job
+from scripted_job import Job, wait_marked
 from tierkeep_demo import cluster as cluster_lib
 
 pytestmark = pytest.mark.timeout(90)
@@ -54,6 +54,8 @@ def tree(*roots):
         for where, folders, names in os.walk(root):
             for name in folders + names:
                 path = os.path.join(where, name)
+                if name.startswith(".new-"):  # a rendezvous record being written
+                    continue
                 st = os.lstat(path)
                 out[path] = (st.st_mode, None if os.path.isdir(path) else
                              (st.st_size, st.st_mtime_ns, st.st_ino))
@@ -95,6 +97,8 @@ def test_a_good_machine_with_a_job(make_cluster, make_certificates, seed):
     assert job.start() is None
     job.save(1)
     node = cluster.nodes[1]
+    # A moment after the commit the rendezvous record names the new generation and its nodes.
+    wait_marked(job, node)
     before = tree(node.mount, cluster.rendezvous)
     status, report = doctor(node)
     assert (status, report["problems"]) == (0, 0)

@@ -66,7 +66,7 @@ def test_a_writer_that_replaces_the_file_at_once(make_cluster):
     """Two files in a row: the second one counts, and no error is said of the first."""
     cluster = make_cluster(1)
     client = Writer(cluster, cluster.nodes[0])
-    client.write(text_of({"nodes": 2, "job-name": "first"}))
+    client.write(text_of({"nodes": 2, "job-name": "second"}))
     client.write(text_of({"job-name": "second"}), "replicator.yaml.tmp")
     os.replace(client.path + ".tmp", client.path)
     assert client.started() is None
