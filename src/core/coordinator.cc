@@ -308,6 +308,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       if (state_ != State::kGathering && !MayHaveMoved()) break;
       actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
       Arm(kRecheckTimer, options_.timings.gather_recheck);
+      TryClose();
       break;
     case kRendezvousTimer:
       if (!write_in_flight_) actions_.emplace_back(CoordinatorAction::ReadRendezvous{});

@@ -250,6 +250,9 @@ void CoordinatorMachine::Impl::TryClose() {
   }
   if (!members_.empty()) {
     if (!MissingRanks().empty()) return;
+    for (const auto& [rank, member] : members_) {
+      if (member.doubted_until > now_) return;  // looked at again by kRecheckTimer
+    }
     continuing_ = false;
   } else {
     if (!MissingRanks().empty()) return;
@@ -459,7 +462,21 @@ void CoordinatorMachine::Impl::Rejoin(Peer* member, Peer peer) {
   ResumeMember(member);
 }
 
+// A stranger that waited for a rank may be a stray process, and then the job's own comes in a
+// moment.
+void CoordinatorMachine::Impl::DoubtStrangers() {
+  for (auto& [rank, stranger] : pending_) {
+    const auto member = members_.find(rank);
+    if (member == members_.end()) continue;
+    // One that was here a moment ago may have left for its new start.
+    const Duration silent = now_ - member->second.heard;
+    if (!member->second.connected && silent > options_.timings.ping_interval) continue;
+    stranger.doubted_until = now_ + options_.timings.stranger_grace;
+  }
+}
+
 void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
+  if (pending_.size() < settings_.world().nodes()) DoubtStrangers();
   if (comparison_) EndComparison("the run ended before");
   Log(Severity::kWarning, fmt::format("Run {} is over: {}", run_.ToString(), reason));
   for (auto& [rank, peer] : members_) {

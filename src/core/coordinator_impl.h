@@ -62,6 +62,9 @@ class CoordinatorMachine::Impl {
     Instant heard;
     Instant joined;
     Instant accepted;  // its yaml
+    // It wanted the rank while another's run went on, and that other one is here still: until then
+    // the other's new yaml is waited for.
+    Instant doubted_until{};
 
     const std::string& node() const { return join.node(); }
     Rank rank() const { return join.rank(); }
@@ -155,6 +158,7 @@ class CoordinatorMachine::Impl {
   void TryClose();
   void WriteRun();
   void StartRun();
+  void DoubtStrangers();
   void EndRun(const std::string& reason);
   void SendRunEnded(ConnectionId connection, const RunId& run, const std::string& reason);
   void GatherDeadline();

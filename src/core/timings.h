@@ -28,6 +28,9 @@ struct CoreTimings {
   Duration reconnect_max = 2s;
   // While gathering, how often a member looks whether the record now names another coordinator.
   Duration gather_recheck = 2s;
+  // When a run ends while a stranger waits for the rank of a member that is still here: how long
+  // that member's new yaml is waited for.
+  Duration stranger_grace = 5s;
   // Agents without a rank may hold the only good copy: how long gathering stays open for them when
   // nodes of the previous run are missing and nothing restorable is in sight. Longer than one needs
   // that has to find out first (silent_after) that the coordinator it listens to is gone.
