@@ -1,5 +1,4 @@
 // What clients do with replicator.yaml and with saves that can't be used, on a simulated clock.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "core/cluster_testutil.h"
@@ -7,12 +6,7 @@
 namespace tierkeep {
 namespace {
 
-std::string LogOf(const TestCluster& cluster) {
-  return fmt::format("{}", fmt::join(cluster.log(), "\n"));
-}
-
-#define ASSERT_RUNS_UNTIL(cluster, condition) \
-  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); })) << LogOf(cluster)
+constexpr Duration kPatience = 60s;
 
 Result<ParsedConfig> Unfinished() { return Error(Code::kAborted, "it is being written"); }
 Result<ParsedConfig> Unreadable() { return Error(Code::kUnavailable, "it can't be read"); }

@@ -1,5 +1,4 @@
 // What a cluster does when something is wrong: bad copies, full nodes, lost hosts, wrong yamls.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,21 +11,7 @@
 namespace tierkeep {
 namespace {
 
-std::string LogOf(const TestCluster& cluster) {
-  std::string text;
-  for (const auto& line : cluster.log()) text += line + "\n";
-  return text;
-}
-
-#define ASSERT_RUNS_UNTIL(cluster, condition) \
-  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); }, 1000s)) << LogOf(cluster)
-
-void Begin(TestCluster* cluster) {
-  cluster->StartJob();
-  ASSERT_RUNS_UNTIL(*cluster, cluster->AllReleased());
-  cluster->SaveAll(10);
-  ASSERT_RUNS_UNTIL(*cluster, cluster->AllCommitted(10));
-}
+constexpr Duration kPatience = 1000s;
 
 bool AnyFailed(TestCluster* cluster, size_t hosts, const std::string& part) {
   for (size_t i = 0; i < hosts; ++i) {
@@ -55,7 +40,7 @@ Blake3 OwnDigest(TestCluster* cluster, size_t host, Rank rank, Step step) {
 
 TEST(ClusterFault, ABadCopyIsReplacedFromThePeer) {
   TestCluster cluster({.hosts = 4, .world = {.nodes = 4}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.Corrupt(1, OwnDigest(&cluster, 1, 1, 10));
   cluster.StartJob();
   ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
@@ -65,7 +50,7 @@ TEST(ClusterFault, ABadCopyIsReplacedFromThePeer) {
 
 TEST(ClusterFault, A2_WithoutAnyGoodCopyAllFallBackToTheOlderGeneration) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.CutData(0, 1);
   cluster.SaveAll(20);
   cluster.Run(8s);
@@ -84,7 +69,7 @@ TEST(ClusterFault, A2_WithoutAnyGoodCopyAllFallBackToTheOlderGeneration) {
 
 TEST(ClusterFault, AllLostIsSaidLoudlyAndTheJobStartsAnew) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   for (size_t i = 0; i < 2; ++i) {
     const Blake3 digest = OwnDigest(&cluster, i, 1, 10);
     ASSERT_FALSE(digest.IsZero());
@@ -100,7 +85,7 @@ TEST(ClusterFault, AllLostIsSaidLoudlyAndTheJobStartsAnew) {
 
 TEST(ClusterFault, A4_AnUnreadablePartOfAStoreStopsTheDecision) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   control::Unreadable item;
   item.set_detail("shards: input/output error");
   cluster.AddUnreadable(1, item);
@@ -117,7 +102,7 @@ TEST(ClusterFault, A4_AnUnreadablePartOfAStoreStopsTheDecision) {
 
 TEST(ClusterFault, A1_AFullPeerKeepsTheOlderGenerationEverywhere) {
   TestCluster cluster({.hosts = 4, .world = {.nodes = 4}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   const std::vector<Blake3> older = cluster.NewestDigests();
   cluster.FillStore(2, true);
   cluster.SaveAll(20);
@@ -141,7 +126,7 @@ TEST(ClusterFault, A1_AFullPeerKeepsTheOlderGenerationEverywhere) {
 
 TEST(ClusterFault, AFailedRecordKeepsTheOlderGenerationThere) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   const Blake3 older = OwnDigest(&cluster, 1, 1, 10);
   cluster.FailNext(1, "RecordGeneration");
   cluster.SaveAll(20);
@@ -161,7 +146,7 @@ TEST(ClusterFault, AFailedRecordKeepsTheOlderGenerationThere) {
 
 TEST(ClusterFault, B8_ASaveThatOneNodeSkipsIsDroppedByAll) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.Save(0, 20);
   cluster.Run(1s);
   EXPECT_EQ(cluster.store(0).size(), 3U);
@@ -173,7 +158,7 @@ TEST(ClusterFault, B8_ASaveThatOneNodeSkipsIsDroppedByAll) {
 
 TEST(ClusterFault, ASaveThatCannotBeTakenIsDroppedByAll) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.FailNext(1, "Stage");
   cluster.SaveAll(20);
   cluster.Run(1s);
@@ -185,7 +170,7 @@ TEST(ClusterFault, ASaveThatCannotBeTakenIsDroppedByAll) {
 
 TEST(ClusterFault, SavesFasterThanReplicationStillCommit) {
   TestCluster cluster({.hosts = 2, .delay_max = 20ms});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   uint64_t commits = cluster.status(0).commits;
   for (Step step = 11; step < 60; ++step) {
     cluster.SaveAll(step);
@@ -202,7 +187,7 @@ TEST(ClusterFault, SavesFasterThanReplicationStillCommit) {
 
 TEST(ClusterFault, TheSameStepTwiceIsTwoSaves) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.SaveAll(10);
   const auto second = [&](size_t host) {
     return cluster.generations(host).size() == 1 &&
@@ -215,7 +200,7 @@ TEST(ClusterFault, TheSameStepTwiceIsTwoSaves) {
 TEST(ClusterFault, B16_AReleaseThatFailsIsToldToTheJob) {
   for (const char* action : {"PersistState", "WritePrerestore", "PlaceLink"}) {
     TestCluster cluster({.hosts = 2});
-    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
     cluster.StartJob();
     ASSERT_RUNS_UNTIL(cluster, cluster.status(1).phase == "prepared");
     cluster.FailNext(1, action);
@@ -230,7 +215,7 @@ TEST(ClusterFault, B16_AReleaseThatFailsIsToldToTheJob) {
 
 TEST(ClusterFault, AStoppedAgentSaysSoAndGoesOnLater) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.Stop(1);
   cluster.Run(1s);
   EXPECT_TRUE(cluster.Logged("rank 1 on node n1 is not connected"));
@@ -242,7 +227,7 @@ TEST(ClusterFault, AStoppedAgentSaysSoAndGoesOnLater) {
 
 TEST(ClusterFault, A10_DisagreeingReplicasAreCopiedForReal) {
   TestCluster cluster({.hosts = 4, .world = {.nodes = 4, .data_parallelism = 2}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   EXPECT_EQ(cluster.pulls(), 0U);
   for (size_t i = 0; i < 4; ++i) cluster.Save(i, 20, i == 3 ? 777 : 500 + i % 2);
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
@@ -257,7 +242,7 @@ TEST(ClusterFault, A10_DisagreeingReplicasAreCopiedForReal) {
 
 TEST(ClusterFault, OneNodeCommitsAloneAndSaysSo) {
   TestCluster cluster({.hosts = 1, .world = {.nodes = 1}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   EXPECT_TRUE(cluster.Logged("no in-cluster redundancy"));
   cluster.StartJob();
   ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
@@ -276,7 +261,7 @@ size_t FewestCopies(const TestCluster& cluster, const std::vector<Blake3>& diges
 // generation is gone elsewhere, and must not give the newer one up for what they save meanwhile.
 TEST(ClusterFault, ASaveThatMayBeCommittedOutlivesNewerOnesUnheard) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.SaveAll(20);
   ASSERT_RUNS_UNTIL(cluster, cluster.Logged("Generation 2 of step 20"));
   cluster.CutLink(1);
@@ -301,7 +286,7 @@ TEST(ClusterFault, ASaveThatMayBeCommittedOutlivesNewerOnesUnheard) {
 // that member, and must not have the others drop it because that member no longer offers it.
 TEST(ClusterFault, ACommitThatOneMemberRecordedIsNotDroppedByTheNextCoordinator) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.SaveAll(20);
   ASSERT_RUNS_UNTIL(cluster, cluster.Logged("Generation 2 of step 20"));
   cluster.CutLink(2);
@@ -378,7 +363,7 @@ TEST(ClusterFault, ARankClaimedTwiceGoesToTheLaterOne) {
 
 TEST(ClusterFault, C12_AStrangerDoesNotEndARun) {
   TestCluster cluster({.hosts = 3});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.StartClient(2, 1);
   ASSERT_RUNS_UNTIL(cluster, !cluster.client(2).failed.empty());
   EXPECT_NE(cluster.client(2).failed[0].find("went on without this node"), std::string::npos);
@@ -389,7 +374,7 @@ TEST(ClusterFault, C12_AStrangerDoesNotEndARun) {
 
 TEST(ClusterFault, ARankThatMovesToANewHostEndsTheRunOnceAllHaveComeAnew) {
   TestCluster cluster({.hosts = 3});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.StartClient(2, 1);
   cluster.Run(1s);
   cluster.EndClient(1);
@@ -422,7 +407,7 @@ TEST(ClusterFault, AYamlBeingWrittenIsWaitedFor) {
 
 TEST(ClusterFault, AHostWithoutARankServesWhatItHas) {
   TestCluster cluster({.hosts = 3});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   // Rank 1 moves to a new machine, and node 0 has lost its copies: node 1 alone has them.
   cluster.KillAgent(0);
   cluster.WipeRam(0);
@@ -440,7 +425,7 @@ TEST(ClusterFault, AHostWithoutARankServesWhatItHas) {
 
 TEST(ClusterFault, AnIdleAgentThatWasRestartedIsFoundAsAHolder) {
   TestCluster cluster({.hosts = 3});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.KillAgent(0);
   cluster.WipeRam(0);
   cluster.StartAgent(0);
@@ -459,7 +444,7 @@ TEST(ClusterFault, AnIdleAgentThatWasRestartedIsFoundAsAHolder) {
 
 TEST(ClusterFault, A23_AllAgentsRestartedInMidRunGoOn) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   const RunId run = cluster.status(0).run;
   for (size_t i = 0; i < 3; ++i) cluster.KillAgent(i);
   for (size_t i = 0; i < 3; ++i) cluster.StartAgent(i);
@@ -471,7 +456,7 @@ TEST(ClusterFault, A23_AllAgentsRestartedInMidRunGoOn) {
 
 TEST(ClusterFault, A20_AMemberThatLostItsCopiesInMidRunGetsThemBack) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.KillAgent(1);
   cluster.store(1).clear();
   cluster.StartAgent(1);
@@ -484,7 +469,7 @@ TEST(ClusterFault, A20_AMemberThatLostItsCopiesInMidRunGetsThemBack) {
 
 TEST(ClusterFault, ALongSilenceIsReportedAndTrainingGoesOn) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.KillAgent(0);
   cluster.SaveAll(20);
   cluster.Run(5s);
@@ -502,7 +487,7 @@ TEST(ClusterFault, ALongSilenceIsReportedAndTrainingGoesOn) {
 
 TEST(ClusterFault, BrokenLinksAreMended) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   for (Step step = 20; step < 30; ++step) {
     cluster.SaveAll(step);
     cluster.Run(1ms);
@@ -513,7 +498,7 @@ TEST(ClusterFault, BrokenLinksAreMended) {
 
 TEST(ClusterFault, OneNodesNewYamlEndsTheRun) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 3}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   const RunId run = cluster.status(0).run;
   cluster.StartClient(1, 1);
   cluster.Run(2s);
@@ -552,7 +537,7 @@ TEST(ClusterFault, SameSeedSameActions) {
   std::string first;
   for (int i = 0; i < 2; ++i) {
     TestCluster cluster({.seed = 7, .hosts = 4, .world = {.nodes = 4}});
-    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
     cluster.StartJob();
     ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
     if (i == 0) {

@@ -1,5 +1,4 @@
 // Memory that is short: what is admitted, what waits, what gives way, what is said.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,14 +11,7 @@ namespace {
 
 constexpr uint64_t kSave = 100 << 20;
 
-std::string LogOf(const TestCluster& cluster) {
-  std::string text;
-  for (const auto& line : cluster.log()) text += line + "\n";
-  return text;
-}
-
-#define ASSERT_RUNS_UNTIL(cluster, condition) \
-  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); }, 1000s)) << LogOf(cluster)
+constexpr Duration kPatience = 1000s;
 
 size_t LinesWith(const TestCluster& cluster, const std::string& part) {
   return static_cast<size_t>(
@@ -34,16 +26,9 @@ TestClusterOptions Sized(uint64_t tenths) {
   return options;
 }
 
-void Begin(TestCluster* cluster) {
-  cluster->StartJob();
-  ASSERT_RUNS_UNTIL(*cluster, cluster->AllReleased());
-  cluster->SaveAll(10);
-  ASSERT_RUNS_UNTIL(*cluster, cluster->AllCommitted(10));
-}
-
 TEST(ClusterMemory, WhatWaitsIsSaidOnceAndCommitsWhenMemoryIsGivenBack) {
   TestCluster cluster(Sized(50));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.TakeMemory(1, kSave / 2);
   cluster.SaveAll(20);
   cluster.Run(60s);
@@ -67,7 +52,7 @@ TEST(ClusterMemory, WhatWaitsIsSaidOnceAndCommitsWhenMemoryIsGivenBack) {
 TEST(ClusterMemory, TheAgentsControlGroupCountsForPullsAlone) {
   TestCluster cluster(Sized(100));
   for (size_t i = 0; i < 2; ++i) cluster.SetPullLimit(i, kSave * 3 / 2);
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.SaveAll(20);
   cluster.Run(20s);
   EXPECT_TRUE(cluster.AllCommitted(10));
@@ -80,7 +65,7 @@ TEST(ClusterMemory, TheAgentsControlGroupCountsForPullsAlone) {
 TEST(ClusterMemory, SizeIsToldAfterTheFirstSave) {
   for (const uint64_t tenths : {49, 50}) {
     TestCluster cluster(Sized(tenths));
-    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
     cluster.Run(1s);
     const auto sizing = cluster.status(0).sizing;
     ASSERT_TRUE(sizing.has_value()) << LogOf(cluster);
@@ -105,7 +90,7 @@ TEST(ClusterMemory, EveryOperationWithoutSpaceSaysWhatIsKeptAndWhatWouldDo) {
                              "ForgetGenerations", "PersistState", "DeleteShards"}) {
     SCOPED_TRACE(action);
     TestCluster cluster(Sized(60));
-    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
     cluster.Run(1s);
     const std::vector<Blake3> older = cluster.NewestDigests();
     cluster.FailNext(1, action, Code::kResourceExhausted);
@@ -129,7 +114,7 @@ TEST(ClusterMemory, EveryOperationWithoutSpaceSaysWhatIsKeptAndWhatWouldDo) {
 
 TEST(ClusterMemory, AFailedRecordNamesTheStepAndKeepsTheOlderOne) {
   TestCluster cluster(Sized(60));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.FailNext(1, "RecordGeneration", Code::kResourceExhausted);
   cluster.SaveAll(20);
   cluster.Run(1s);
@@ -144,7 +129,7 @@ TEST(ClusterMemory, PeersThatNobodyNamedAreUsedOnlyWhereTheyFit) {
     TestClusterOptions options = Sized(tenths);
     options.names_no_peers = true;
     TestCluster cluster(options);
-    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
     const bool alone = tenths == 49;
     EXPECT_EQ(cluster.Logged("its checkpoints have no in-cluster redundancy"), alone);
     for (const Blake3& digest : cluster.NewestDigests()) {
@@ -166,7 +151,7 @@ TEST(ClusterMemory, AfterThinningInVainTheCopiesComeBack) {
   TestClusterOptions options = Sized(40);
   options.on_pressure = OnPressure::kThin;
   TestCluster cluster(options);
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   const std::vector<Blake3> older = cluster.NewestDigests();
   cluster.CutData(0, 1);
   cluster.CutData(1, 0);

@@ -1,6 +1,5 @@
 // Restore decisions that depend on more than copies: what operators asked for, how often a
 // generation was restored, and what nobody who is here can know.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "core/cluster_testutil.h"
@@ -10,26 +9,11 @@
 namespace tierkeep {
 namespace {
 
-std::string LogOf(const TestCluster& cluster) {
-  std::string text;
-  for (const auto& line : cluster.log()) text += line + "\n";
-  return text;
-}
-
-#define ASSERT_RUNS_UNTIL(cluster, condition) \
-  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); }, 1000s)) << LogOf(cluster)
-
-// A job that has committed step 10.
-void Begin(TestCluster* cluster) {
-  cluster->StartJob();
-  ASSERT_RUNS_UNTIL(*cluster, cluster->AllReleased());
-  cluster->SaveAll(10);
-  ASSERT_RUNS_UNTIL(*cluster, cluster->AllCommitted(10));
-}
+constexpr Duration kPatience = 1000s;
 
 // And a complete step 20 that can't be committed, since nothing can be pulled.
 void BeginWithTwo(TestCluster* cluster) {
-  ASSERT_NO_FATAL_FAILURE(Begin(cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(cluster, kPatience));
   for (size_t to = 0; to < cluster->hosts(); ++to) {
     for (size_t from = 0; from < cluster->hosts(); ++from) cluster->CutData(from, to);
   }
@@ -93,7 +77,7 @@ TEST(RestoreOrder, SkippedStepIsNotChosenOnce) {
 
 TEST(RestoreOrder, SkippedSaveIsNamedByRunAndNumber) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   control::RestoreOrder other;
   other.set_job("job");
   other.mutable_skip()->set_run(cluster.status(0).run.ToString());
@@ -128,7 +112,7 @@ TEST(RestoreOrder, AnOrderOutlivesTheAgentsAndTheCoordinator) {
 
 TEST(RestoreOrder, WhatANodeWasAskedWhileItWasCutOffReachesAll) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.KillAgent(0);
   cluster.Run(1s);
   cluster.GiveOrder(1, SkipStep(10));
@@ -161,7 +145,7 @@ TEST(RestoreOrder, AHolderThatWasAskedDoesNotRepeatIt) {
 
 TEST(RestoreOrder, ADecisionThatStoppedGoesOnWithoutTheNode) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   control::Unreadable item;
   item.set_detail("shards: input/output error");
   cluster.AddUnreadable(1, item);
@@ -192,7 +176,7 @@ TEST(RestoreOrder, ADecisionThatStoppedGoesOnWithoutTheNode) {
 
 TEST(RestoreCount, TheThirdRestoreWithoutACommitIsSuspect) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
   EXPECT_FALSE(cluster.Logged("is suspect"));
   // What was counted survives agents and coordinator.
@@ -219,7 +203,7 @@ TEST(RestoreCount, TheThirdRestoreWithoutACommitIsSuspect) {
 
 TEST(RestoreCount, OneNodeThatLostItsStateDoesNotBeginAgain) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
   cluster.KillAgent(0);
   cluster.LoseHost(0);
@@ -244,7 +228,7 @@ TEST(RestoreCount, TheNextOlderOneIsTakenAtTheLimit) {
 
 TEST(RestoreCount, TheOnlyOneIsTakenAllTheSame) {
   TestCluster cluster({.hosts = 2, .restore = {.restores_max = 1}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   for (int i = 0; i < 3; ++i) {
     ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
     EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
@@ -284,7 +268,7 @@ void LoseTwoCoordinators(TestCluster* cluster) {
 
 TEST(AbsentHolders, AGenerationThatComesLateIsWaitedFor) {
   TestCluster cluster({.hosts = 6});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   ASSERT_NO_FATAL_FAILURE(LoseTwoCoordinators(&cluster));
   cluster.Run(100s);
   EXPECT_FALSE(cluster.client(4).released) << LogOf(cluster);
@@ -298,7 +282,7 @@ TEST(AbsentHolders, AGenerationThatComesLateIsWaitedFor) {
 
 TEST(AbsentHolders, WithoutThemTheDecisionStopsUntilSomebodyGivesThemUp) {
   TestCluster cluster({.hosts = 6});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   ASSERT_NO_FATAL_FAILURE(LoseTwoCoordinators(&cluster));
   ASSERT_RUNS_UNTIL(cluster,
                     !cluster.client(4).failed.empty() && !cluster.client(5).failed.empty());
@@ -323,7 +307,7 @@ TEST(AbsentHolders, WithoutThemTheDecisionStopsUntilSomebodyGivesThemUp) {
 
 TEST(AbsentHolders, GivenUpBySettingItIsSaid) {
   TestCluster cluster({.hosts = 6, .restore = {.go_on_without_absent = true}});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   ASSERT_NO_FATAL_FAILURE(LoseTwoCoordinators(&cluster));
   ASSERT_RUNS_UNTIL(cluster, cluster.client(4).released && cluster.client(5).released);
   EXPECT_TRUE(cluster.Logged("none came within 50.0 s: it is given up")) << LogOf(cluster);
@@ -333,7 +317,7 @@ TEST(AbsentHolders, GivenUpBySettingItIsSaid) {
 
 TEST(AbsentHolders, NodesThatAreHereWithNothingAreNotWaitedFor) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   for (size_t i = 0; i < 2; ++i) {
     cluster.KillAgent(i);
     cluster.LoseHost(i);
@@ -346,7 +330,7 @@ TEST(AbsentHolders, NodesThatAreHereWithNothingAreNotWaitedFor) {
 
 TEST(AbsentHolders, TheMarkFollowsCommitsAndReleases) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.Run(1s);
   const RunId first = cluster.status(0).run;
   ASSERT_TRUE(cluster.record()->has_newest());
@@ -365,7 +349,7 @@ TEST(AbsentHolders, TheMarkFollowsCommitsAndReleases) {
 
 TEST(OtherWorld, WhatItSavedIsSkippedAndNamed) {
   TestCluster cluster({.hosts = 2});
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   JobConfig config;
   config.job = "job";
   config.world = {.framework = Framework::kOrbax, .nodes = 1};

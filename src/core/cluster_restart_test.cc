@@ -8,13 +8,12 @@
 namespace tierkeep {
 namespace {
 
+constexpr Duration kPatience = 60s;
+
 // Bytes flipped on the way more than once say nothing of the copy there.
 TEST(ClusterRestart, TheLastSourceIsTriedAgainBeforeItsCheckpointIsGivenUp) {
   TestCluster cluster({.hosts = 2});
-  cluster.StartJob();
-  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.AllReleased(); })) << cluster.Trace();
-  cluster.SaveAll(10);
-  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.AllCommitted(10); })) << cluster.Trace();
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.KillAgent(0);
   cluster.LoseHost(0);
   cluster.StartAgent(0);
@@ -25,36 +24,28 @@ TEST(ClusterRestart, TheLastSourceIsTriedAgainBeforeItsCheckpointIsGivenUp) {
       return line.find("could not prepare checkpoint 10") != std::string::npos;
     });
   };
-  ASSERT_TRUE(cluster.RunUntil([&] { return failures() >= 3; })) << cluster.Trace();
+  ASSERT_RUNS_UNTIL(cluster, failures() >= 3);
   cluster.MendData();
-  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.AllReleased(); })) << cluster.Trace();
-  EXPECT_EQ(cluster.client(0).step, 10U) << cluster.Trace();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
 }
 
 // A stray process waits for a rank; when the job restarts, its first node must not begin with it.
 TEST(ClusterRestart, AStrayProcessDoesNotTakeTheRankOfANodeThatRestarts) {
   TestCluster cluster({.hosts = 3});
   for (size_t i = 0; i < 2; ++i) cluster.StartClient(i, static_cast<Rank>(i));
-  ASSERT_TRUE(cluster.RunUntil([&] {
-    return cluster.client(0).released && cluster.client(1).released;
-  })) << cluster.Trace();
+  ASSERT_RUNS_UNTIL(cluster, cluster.client(0).released && cluster.client(1).released);
   cluster.StartClient(2, 1);
-  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.Logged("node n2 wants rank 1"); }))
-      << cluster.Trace();
+  ASSERT_RUNS_UNTIL(cluster, cluster.Logged("node n2 wants rank 1"));
   cluster.StartClient(0, 0);
   cluster.Run(2s);
   cluster.StartClient(1, 1);
-  ASSERT_TRUE(cluster.RunUntil([&] {
-    return cluster.client(0).released && cluster.client(1).released;
-  })) << cluster.Trace();
-  ASSERT_TRUE(cluster.RunUntil([&] { return !cluster.client(2).failed.empty(); }))
-      << cluster.Trace();
+  ASSERT_RUNS_UNTIL(cluster, cluster.client(0).released && cluster.client(1).released);
+  ASSERT_RUNS_UNTIL(cluster, !cluster.client(2).failed.empty());
   // Where that node doesn't come, the other one takes its rank.
   cluster.StartClient(2, 1);
   cluster.StartClient(0, 0);
-  ASSERT_TRUE(cluster.RunUntil([&] {
-    return cluster.client(0).released && cluster.client(2).released;
-  })) << cluster.Trace();
+  ASSERT_RUNS_UNTIL(cluster, cluster.client(0).released && cluster.client(2).released);
 }
 
 }  // namespace

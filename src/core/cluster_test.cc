@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "core/cluster_testutil.h"
@@ -7,14 +6,7 @@
 namespace tierkeep {
 namespace {
 
-std::string LogOf(const TestCluster& cluster) {
-  std::string text;
-  for (const auto& line : cluster.log()) text += line + "\n";
-  return text;
-}
-
-#define ASSERT_RUNS_UNTIL(cluster, condition) \
-  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); })) << LogOf(cluster)
+constexpr Duration kPatience = 60s;
 
 void Restart(TestCluster* cluster) { cluster->StartJob(); }
 

@@ -543,4 +543,19 @@ bool TestCluster::Logged(const std::string& part) const {
                      [&](const std::string& line) { return line.find(part) != std::string::npos; });
 }
 
+std::string LogOf(const TestCluster& cluster) {
+  std::string text;
+  for (const auto& line : cluster.log()) text += line + "\n";
+  return text;
+}
+
+void Begin(TestCluster* cluster, Duration patience) {
+  cluster->StartJob();
+  ASSERT_TRUE(cluster->RunUntil([&] { return cluster->AllReleased(); }, patience))
+      << LogOf(*cluster);
+  cluster->SaveAll(10);
+  ASSERT_TRUE(cluster->RunUntil([&] { return cluster->AllCommitted(10); }, patience))
+      << LogOf(*cluster);
+}
+
 }  // namespace tierkeep

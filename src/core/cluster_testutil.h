@@ -284,4 +284,15 @@ class TestCluster {
   bool ok_ = true;
 };
 
+// What was logged, a line each: what a failing test prints.
+std::string LogOf(const TestCluster& cluster);
+
+// Starts the job and commits step 10. Ends in a fatal failure of the test where that doesn't come.
+void Begin(TestCluster* cluster, Duration patience);
+
 }  // namespace tierkeep
+
+// Ends the test, with the cluster's log, unless the condition comes within the file's own kPatience
+// of simulated time.
+#define ASSERT_RUNS_UNTIL(cluster, condition) \
+  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); }, kPatience)) << LogOf(cluster)

@@ -8,12 +8,6 @@
 namespace tierkeep {
 namespace {
 
-std::string LogOf(const TestCluster& cluster) {
-  std::string text;
-  for (const auto& line : cluster.log()) text += line + "\n";
-  return text;
-}
-
 struct Case {
   size_t victim;
   bool wipe;

@@ -18,21 +18,13 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-#define ASSERT_RUNS_UNTIL(cluster, condition) \
-  ASSERT_TRUE((cluster).RunUntil([&] { return (condition); }, 1000s)) << (cluster).Trace()
+constexpr Duration kPatience = 1000s;
 
 TestClusterOptions Replicas(uint32_t replicas, uint32_t nodes) {
   TestClusterOptions options;
   options.hosts = nodes;
   options.world = {.framework = Framework::kOrbax, .nodes = nodes, .data_parallelism = replicas};
   return options;
-}
-
-void Begin(TestCluster* cluster) {
-  cluster->StartJob();
-  ASSERT_RUNS_UNTIL(*cluster, cluster->AllReleased());
-  cluster->SaveAll(10);
-  ASSERT_RUNS_UNTIL(*cluster, cluster->AllCommitted(10));
 }
 
 // Host i saves contents[i].
@@ -54,7 +46,7 @@ std::vector<std::string> ErrorLines(const TestCluster& cluster, const std::strin
 
 TEST(Divergence, TheOddOneOfThreeIsNamedWithItsKeyAndTheSaveIsCopied) {
   TestCluster cluster(Replicas(3, 3));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   EXPECT_EQ(cluster.divergences(), 0U);
   EXPECT_EQ(cluster.pulls(), 0U);
   SaveEach(&cluster, 20, {7, 8, 7});
@@ -93,7 +85,7 @@ TEST(Divergence, TheOddOneOfThreeIsNamedWithItsKeyAndTheSaveIsCopied) {
 
 TEST(Divergence, OfTwoBothAreNamedAndNeitherIsCalledWrong) {
   TestCluster cluster(Replicas(2, 4));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   SaveEach(&cluster, 20, {1, 5, 1, 6});  // ranks 1 and 3 are replicas
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20) && Told(&cluster));
   cluster.Run(1s);
@@ -107,7 +99,7 @@ TEST(Divergence, OfTwoBothAreNamedAndNeitherIsCalledWrong) {
 
 TEST(Divergence, OfManyTheFirstAreComparedAndTheRestCounted) {
   TestCluster cluster(Replicas(8, 8));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   SaveEach(&cluster, 20, {1, 2, 3, 4, 5, 6, 7, 8});
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20) && Told(&cluster));
   EXPECT_EQ(cluster.job_status()->divergence().odd_size(), 4);
@@ -117,7 +109,7 @@ TEST(Divergence, OfManyTheFirstAreComparedAndTheRestCounted) {
 
 TEST(Divergence, WithoutRoomForCopiesItStaysUncommittedAndThatIsSaid) {
   TestCluster cluster(Replicas(2, 2));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.FillStore(1, true);
   SaveEach(&cluster, 20, {7, 8});
   ASSERT_RUNS_UNTIL(cluster, Told(&cluster) && !ErrorLines(cluster, "stays uncommitted").empty());
@@ -139,7 +131,7 @@ TEST(Divergence, WithoutRoomForCopiesItStaysUncommittedAndThatIsSaid) {
 
 TEST(Divergence, WhatCannotBeComparedIsReportedAllTheSame) {
   TestCluster cluster(Replicas(2, 2));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.CutData(0, 1);
   SaveEach(&cluster, 20, {7, 8});
   ASSERT_RUNS_UNTIL(cluster, Told(&cluster));
@@ -151,7 +143,7 @@ TEST(Divergence, WhatCannotBeComparedIsReportedAllTheSame) {
 
 TEST(Divergence, ANodeThatDoesNotAnswerIsNotWaitedForForever) {
   TestCluster cluster(Replicas(2, 2));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.FailNext(1, "Compare");
   SaveEach(&cluster, 20, {7, 8});
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
@@ -165,7 +157,7 @@ TEST(Divergence, ANodeThatDoesNotAnswerIsNotWaitedForForever) {
 
 TEST(Divergence, ANewerSaveEndsTheComparison) {
   TestCluster cluster(Replicas(2, 2));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   cluster.FailNext(1, "Compare");
   SaveEach(&cluster, 20, {7, 8});
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
@@ -179,7 +171,7 @@ TEST(Divergence, ANewerSaveEndsTheComparison) {
 
 TEST(Divergence, ARestoreTakesOneRowForAllAndTheMajoritys) {
   TestCluster cluster(Replicas(3, 3));
-  ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
   SaveEach(&cluster, 20, {9, 8, 8});  // the odd one is the first
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
   cluster.StartJob();
@@ -199,7 +191,7 @@ TEST(Divergence, SurvivesAgentsThatDieInTheMiddle) {
     TestClusterOptions options = Replicas(2, 4);
     options.seed = seed;
     TestCluster cluster(options);
-    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
     const size_t victim = seed % 4;
     cluster.KillAfter(victim, seed);
     SaveEach(&cluster, 20, {1, 5, 1, 6});

@@ -2,7 +2,6 @@
 // state by size of the volume by --on-pressure. The tables are read from the document, so that it
 // can't say anything else than what happens; a row, a column or a word that this test doesn't know
 // fails it.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -149,11 +148,7 @@ class CellRun {
     for (size_t i = 0; i < cluster_.hosts(); ++i) EXPECT_EQ(cluster_.client(i).step, newest);
   }
 
-  std::string LogOf() const {
-    std::string text;
-    for (const auto& line : cluster_.log()) text += line + "\n";
-    return text;
-  }
+  std::string LogOf() const { return tierkeep::LogOf(cluster_); }
 
  private:
   void SaveEverywhere(Step step) {

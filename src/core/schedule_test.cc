@@ -33,11 +33,7 @@ class Schedule {
   }
 
   std::string TraceOf() const { return cluster_.Trace(); }
-  std::string LogOf() const {
-    std::string text;
-    for (const auto& line : cluster_.log()) text += line + "\n";
-    return text;
-  }
+  std::string LogOf() const { return tierkeep::LogOf(cluster_); }
 
  private:
   TestClusterOptions Options(uint64_t seed) {
