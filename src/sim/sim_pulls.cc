@@ -6,13 +6,12 @@
 #include "core/transfer.h"
 #include "format/store_names.h"
 #include "tiers/peer/chunk_index.h"
+#include "tiers/peer/pull_rules.h"
 #include "tiers/ram/save_hash.h"
 
 namespace tierkeep::sim {
 namespace {
 
-constexpr uint32_t kStreams = 3;
-constexpr uint64_t kRequestBytes = 8192;
 // Files from this size on are received into their map, smaller ones are written.
 constexpr uint64_t kMapFileBytesMin = 2048;
 constexpr Duration kConnectDeadline = 3s;
@@ -21,11 +20,15 @@ constexpr Duration kCancelCheck = 500ms;
 constexpr Duration kTurnCheck = 100ms;
 constexpr Duration kPerChunkMax = 2ms;
 
-TransferPolicy PolicyFor(PullPriority priority) {
-  TransferPolicy policy;
-  policy.request_bytes = kRequestBytes;
-  policy.streams = priority == PullPriority::kRebuild ? 1 : kStreams;
-  return policy;
+// Small enough that a shard of a few KiB takes several requests.
+const PullerOptions& Options() {
+  static const PullerOptions options = [] {
+    PullerOptions small;
+    small.streams = 3;
+    small.request_bytes = 8192;
+    return small;
+  }();
+  return options;
 }
 
 }  // namespace
@@ -39,7 +42,7 @@ class SimPull : public std::enable_shared_from_this<SimPull> {
         request_(std::move(request)),
         cancelled_(std::move(cancelled)),
         done_(std::move(done)),
-        plan_({1}, request_.sources.size(), PolicyFor(request_.priority)),
+        plan_({1}, request_.sources.size(), PolicyFor(Options(), request_.priority)),
         errors_(request_.sources.size()) {}
 
   void Begin() {
@@ -48,7 +51,7 @@ class SimPull : public std::enable_shared_from_this<SimPull> {
     if (held && !held->suspect) return Finish(PullResult{});
     ++owner_->active_[static_cast<size_t>(request_.priority)];
     began_ = true;
-    workers_.resize(PolicyFor(request_.priority).streams);
+    workers_.resize(PolicyFor(Options(), request_.priority).streams);
     working_ = workers_.size();
     CheckCancelled();
     for (size_t i = 0; i < workers_.size(); ++i) Later(i, 10us, [this, i] { Next(i); });
@@ -254,34 +257,12 @@ class SimPull : public std::enable_shared_from_this<SimPull> {
     if (aborted_) return Outcome::kCancelled;
     if (worker.broken_off && error.code() != Code::kDataLoss) return Outcome::kCancelled;
     if (error.code() == Code::kCancelled) return Outcome::kCancelled;
-    errors_[worker.request.source] = error.ToString();
-    parts_.logger.Warning("pull of {} from {}: {}", request_.digest.Hex().substr(0, 12),
-                          request_.sources[worker.request.source].node, error.ToString());
-    switch (error.code()) {
-      case Code::kNotFound:
-        return Outcome::kMissing;
-      case Code::kDataLoss:
-      case Code::kOutOfRange:
-        return Outcome::kCorrupt;
-      case Code::kUnauthenticated:
-        plan_.GiveUp(worker.request.source, SourceVerdict::kFailing);
-        return Outcome::kFailed;
-      default:
-        return Outcome::kFailed;
-    }
+    return JudgeSource(request_, worker.request.source, error, parts_.logger, &plan_, &errors_);
   }
 
   void StartChunks() {
-    std::vector<uint64_t> chunk_bytes;
-    for (const ManifestEntry& entry : incoming_->manifest().entries) {
-      for (const Chunk& chunk : entry.chunks) chunk_bytes.push_back(chunk.bytes);
-    }
-    TransferPlan plan(std::move(chunk_bytes), request_.sources.size(),
-                      PolicyFor(request_.priority));
-    for (size_t i = 0; i < request_.sources.size(); ++i) {
-      if (plan_.verdict(i) != SourceVerdict::kUsable) plan.GiveUp(i, plan_.verdict(i));
-    }
-    plan_ = std::move(plan);
+    plan_ = PlanForChunks(incoming_->manifest(), plan_, request_.sources.size(),
+                          PolicyFor(Options(), request_.priority));
     manifest_known_ = true;
   }
 
@@ -305,22 +286,9 @@ class SimPull : public std::enable_shared_from_this<SimPull> {
   void EndWorker(Worker& worker) {
     worker.ended = true;
     if (--working_ > 0) return;
-    PullResult result;
+    PullResult result = ConcludePull(request_, plan_, errors_, aborted_,
+                                     manifest_known_ ? incoming_.get() : nullptr);
     result.bytes_pulled = bytes_pulled_;
-    std::string errors;
-    for (size_t i = 0; i < request_.sources.size(); ++i) {
-      const PullSource& source = request_.sources[i];
-      if (plan_.verdict(i) != SourceVerdict::kUsable) result.bad_sources.push_back(source.node);
-      if (!errors_[i].empty()) errors += "; " + source.node + ": " + errors_[i];
-    }
-    if (aborted_) {
-      result.status = *aborted_;
-    } else if (!manifest_known_ || !plan_.complete()) {
-      result.status = Error(Code::kUnavailable,
-                            "no source could serve shard " + request_.digest.Hex() + errors);
-    } else {
-      result.status = incoming_->Finish();
-    }
     incoming_.reset();
     Finish(std::move(result));
   }

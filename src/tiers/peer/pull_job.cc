@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/escape_name.h"
+#include "tiers/peer/pull_rules.h"
 
 namespace tierkeep {
 namespace {
@@ -20,15 +20,6 @@ constexpr size_t kBufferBytes = 1u << 20;
 // How soon a request to cancel is noticed.
 constexpr Duration kCancelCheck = 20ms;
 constexpr Duration kConnectDeadline = 3s;
-
-TransferPolicy PolicyFor(const PullerOptions& options, PullPriority priority) {
-  TransferPolicy policy;
-  policy.request_bytes = options.request_bytes;
-  policy.backoff_first = options.backoff_first;
-  policy.late_after = options.late_after;
-  policy.streams = priority == PullPriority::kRebuild ? 1 : options.streams;
-  return policy;
-}
 
 bool IsSmall(const ChunkPlace& place) { return place.file_bytes < kMapFileBytesMin; }
 
@@ -140,39 +131,14 @@ bool PullJob::Fetch(Worker& worker, const Request& request, std::unique_lock<std
 
 TransferPlan::Outcome PullJob::Judge(const Worker& worker, const Request& request,
                                      const Error& error) {
-  using Outcome = TransferPlan::Outcome;
-  if (aborted_) return Outcome::kCancelled;
-  if (worker.broken_off && error.code() != Code::kDataLoss) return Outcome::kCancelled;
-  const std::string& node = request_.sources[request.source].node;
-  last_errors_[request.source] = error.ToString();
-  context_->logger.Warning("pull of {} from {}: {}", request_.digest.Hex().substr(0, 12),
-                           EscapeName(node), error.ToString());
-  switch (error.code()) {
-    case Code::kNotFound:
-      return Outcome::kMissing;
-    case Code::kDataLoss:
-    case Code::kOutOfRange:
-      return Outcome::kCorrupt;
-    case Code::kUnauthenticated:  // asking again changes nothing
-      plan_.GiveUp(request.source, SourceVerdict::kFailing);
-      return Outcome::kFailed;
-    default:
-      return Outcome::kFailed;
-  }
+  const bool broken_off = worker.broken_off && error.code() != Code::kDataLoss;
+  if (aborted_ || broken_off) return TransferPlan::Outcome::kCancelled;
+  return JudgeSource(request_, request.source, error, context_->logger, &plan_, &last_errors_);
 }
 
 void PullJob::StartChunks() {
-  std::vector<uint64_t> chunk_bytes;
-  chunk_bytes.reserve(index_->count());
-  for (const ManifestEntry& entry : incoming_->manifest().entries) {
-    for (const Chunk& chunk : entry.chunks) chunk_bytes.push_back(chunk.bytes);
-  }
-  TransferPlan plan(std::move(chunk_bytes), request_.sources.size(),
-                    PolicyFor(context_->options, request_.priority));
-  for (size_t i = 0; i < request_.sources.size(); ++i) {
-    if (plan_.verdict(i) != SourceVerdict::kUsable) plan.GiveUp(i, plan_.verdict(i));
-  }
-  plan_ = std::move(plan);
+  plan_ = PlanForChunks(incoming_->manifest(), plan_, request_.sources.size(),
+                        PolicyFor(context_->options, request_.priority));
   manifest_known_ = true;
   reserver_ = std::thread([this] { ReserveFiles(); });
 }
@@ -338,22 +304,9 @@ void PullJob::AbortLocked(Error why) {
 }
 
 PullResult PullJob::Finish() {
-  PullResult result;
+  PullResult result = ConcludePull(request_, plan_, last_errors_, aborted_,
+                                   manifest_known_ ? incoming_.get() : nullptr);
   result.bytes_pulled = bytes_pulled_;
-  std::string errors;
-  for (size_t i = 0; i < request_.sources.size(); ++i) {
-    const PullSource& source = request_.sources[i];
-    if (plan_.verdict(i) != SourceVerdict::kUsable) result.bad_sources.push_back(source.node);
-    if (!last_errors_[i].empty()) errors += "; " + source.node + ": " + last_errors_[i];
-  }
-  if (aborted_) {
-    result.status = *aborted_;
-  } else if (!manifest_known_ || !plan_.complete()) {
-    result.status =
-        Error(Code::kUnavailable, "no source could serve shard " + request_.digest.Hex() + errors);
-  } else {
-    result.status = incoming_->Finish();
-  }
   incoming_.reset();
   return result;
 }
