@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "base/command_line.h"
 #include "cli/command.h"
 
 int main(int argc, char** argv) {
@@ -15,13 +16,6 @@ int main(int argc, char** argv) {
   tierkeep::AddStatusCommand(app, &exit_status);
   tierkeep::AddVerifyCommand(app, &exit_status);
   tierkeep::AddDoctorCommand(app, &exit_status);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);  // --help, --version
-  } catch (const CLI::ParseError& e) {
-    app.exit(e);
-    return 2;
-  }
+  if (const auto ended = tierkeep::ParseCommandLine(app, argc, argv)) return *ended;
   return exit_status;
 }

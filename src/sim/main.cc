@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/command_line.h"
 #include "sim/runner.h"
 #include "sim/scenarios.h"
 
@@ -24,14 +25,7 @@ int main(int argc, char** argv) {
   app.add_option("--scenario", options.scenario, "a schedule by name instead, or 'all'");
   app.add_flag("--json", options.as_json, "print the report as JSON");
   app.add_flag("--list", list, "print the scenarios");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);  // --help
-  } catch (const CLI::ParseError& e) {
-    app.exit(e);
-    return 2;
-  }
+  if (const auto ended = tierkeep::ParseCommandLine(app, argc, argv)) return *ended;
   if (list) {
     for (const Scenario& s : Scenarios()) fmt::print("{:<32} {}\n", s.name, s.about);
     return 0;

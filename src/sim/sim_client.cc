@@ -294,7 +294,7 @@ void SimClient::EndWrite(const std::shared_ptr<Writing>& writing, const Status& 
   if (writing->held != nullptr) {
     After(world_->Between(1ms, 3s), [writing] { writing->held.reset(); });
   }
-  events_.saved(options_.rank, writing->id.nth, done.ok());
+  events_.saved(writing->id.nth);
 }
 
 }  // namespace tierkeep::sim

@@ -32,7 +32,7 @@ class SimClient {
     // The links stood and what they lead to was read. nullopt: start without checkpoint.
     std::function<void(Rank rank, std::optional<SaveId> restored)> ready;
     std::function<void(Rank rank, const std::string& why)> failed;  // the process exits
-    std::function<void(Rank rank, uint32_t nth, bool written)> saved;
+    std::function<void(uint32_t nth)> saved;  // one file or directory of it, written or not
     // Whether a copy on this host was damaged since: one that was verified before can't be blamed.
     std::function<bool(size_t host, Instant since)> damaged;
   };

@@ -218,9 +218,7 @@ int SimHost::BeforeCall(SimProcess* process, const FsOp& op) {
   if (op.call == FsCall::kRename) {
     world_->Trace("n{} moves {}/{} to {}", index_, op.base, op.path, op.to);
   }
-  const int error = InjectedError(op);
-  if (error == 0 && Changes(op.call)) parts_.on_change(index_, op);
-  return error;
+  return InjectedError(op);
 }
 
 int SimHost::InjectedError(const FsOp& op) {

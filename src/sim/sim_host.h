@@ -38,8 +38,6 @@ struct HostParts {
   std::function<DataServerView(const HostPort&)> server_at;
   // Every line that an agent logs.
   std::function<void(size_t host, Severity severity, std::string_view text)> on_log;
-  // Before a file operation of an agent that changes something; it has not happened yet.
-  std::function<void(size_t host, const FsOp& op)> on_change;
 };
 
 class SimHost {

@@ -67,9 +67,7 @@ void SimJob::Start() {
   events.failed = [this, attempt](Rank rank, const std::string& why) {
     OnFailed(attempt, rank, why);
   };
-  events.saved = [this, attempt](Rank, uint32_t nth, bool written) {
-    OnSaved(attempt, nth, written);
-  };
+  events.saved = [this, attempt](uint32_t nth) { OnSaved(attempt, nth); };
   events.damaged = events_.damaged;
   for (Rank rank = 0; rank < shape_.nodes; ++rank) {
     ClientOptions options;
@@ -200,9 +198,8 @@ void SimJob::SaveNow() {
   for (auto& client : clients_) client->Save(save_id_, step_);
 }
 
-void SimJob::OnSaved(uint32_t attempt, uint32_t nth, bool written) {
+void SimJob::OnSaved(uint32_t attempt, uint32_t nth) {
   if (attempt != attempt_ || nth != save_id_) return;
-  (void)written;
   if (++saved_parts_ < shape_.nodes * shape_.workers) return;
   save_complete_ = true;
   ++saves_written_;

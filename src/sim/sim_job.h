@@ -80,7 +80,7 @@ class SimJob {
   void WriteJaxInit(size_t host);
   void OnReady(uint32_t attempt, Rank rank, std::optional<SaveId> restored);
   void OnFailed(uint32_t attempt, Rank rank, const std::string& why);
-  void OnSaved(uint32_t attempt, uint32_t nth, bool written);
+  void OnSaved(uint32_t attempt, uint32_t nth);
   void PlanSave();
 
   World* const world_;

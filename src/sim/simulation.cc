@@ -96,7 +96,6 @@ void Simulation::MakeHosts() {
   host_parts_.on_log = [this](size_t host, Severity severity, std::string_view text) {
     OnLog(host, severity, text);
   };
-  host_parts_.on_change = [](size_t, const FsOp&) {};
   for (size_t i = 0; i < count; ++i) {
     hosts_.push_back(std::make_unique<SimHost>(i, host_parts_, MountBytes()));
   }

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "base/command_line.h"
 #include "sim/mutable/suite.h"
 #include "sim/runner.h"
 
@@ -27,14 +28,7 @@ int main(int argc, char** argv) {
   app.add_flag("--json", suite.as_json, "print the report as JSON");
   app.add_flag("--list", list, "print the mutations");
   app.add_flag("--probes", probes, "print the probes");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);  // --help
-  } catch (const CLI::ParseError& e) {
-    app.exit(e);
-    return 2;
-  }
+  if (const auto ended = tierkeep::ParseCommandLine(app, argc, argv)) return *ended;
   if (list) PrintMutations();
   if (probes) PrintProbes();
   if (list || probes) return 0;
