@@ -166,6 +166,13 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::Received& e) {
   }
   peer->heard = now_;
   if (message.has_ping()) return;
+  // These also come outside of a run, but not from one of an earlier epoch. One that leaves closes
+  // its connection, and an order is part of its next join.
+  if (message.epoch() != 0 && message.epoch() < epoch_ && !TK_MUTATION(kAcceptOlderEpoch)) {
+    TK_PROBE(kOlderEpochDropped);
+    ++dropped_messages_;
+    return;
+  }
   if (message.has_leaving()) {
     LostConnection(e.from);
     return;

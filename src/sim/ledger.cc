@@ -80,7 +80,8 @@ void Ledger::Consider(const control::GenerationRecord& record) {
   }
   const GenerationId id = GenerationIdOf(record);
   if (floor_ && GenerationIdOf(floor_->record) == id) return;
-  if (given_up_ && id <= *given_up_) return;
+  const auto given_up = given_up_.find(shape.name);
+  if (given_up != given_up_.end() && id <= given_up->second) return;
   const auto save = SaveOf(record);
   if (!save) return;
   if (floor_) {
@@ -132,7 +133,7 @@ bool Ledger::CommittedEverywhere(uint32_t nth) {
 // What is recorded by now counts no more.
 void Ledger::GiveUpFloor() {
   Refresh();
-  if (floor_) given_up_ = GenerationIdOf(floor_->record);
+  if (floor_) given_up_[floor_->record.job()] = GenerationIdOf(floor_->record);
   floor_.reset();
 }
 

@@ -106,7 +106,8 @@ class Ledger {
   std::map<GenerationId, SaveId> known_;
   std::map<uint32_t, std::pair<uint32_t, uint32_t>> bases_;  // attempt → restored attempt, nth
   std::optional<Floor> floor_;
-  std::optional<GenerationId> given_up_;
+  // The newest, by job: runs of different jobs, with clocks that jump, have no order.
+  std::map<std::string, GenerationId> given_up_;
   Instant started_at_{};
   int disturbances_ = 0;
   std::set<Blake3> damaged_;  // some copy of it

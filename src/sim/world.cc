@@ -6,6 +6,9 @@
 namespace tierkeep::sim {
 
 constexpr size_t kTraceEventsMax = 100;
+// A schedule takes 15,000 events on average, a large one a few 100,000: whatever takes so many goes
+// round in circles.
+constexpr uint64_t kEventsMax = 3'000'000;
 
 Duration World::Between(Duration from, Duration to) {
   if (to <= from) return from;
@@ -28,8 +31,10 @@ bool World::RunUntil(Instant end, const std::function<bool()>& done) {
     Event event = std::move(queue_.back());
     queue_.pop_back();
     now_ = event.at;
-    ++events_;
     event.work();
+    if (++events_ == kEventsMax) {
+      Fail(fmt::format("it goes round in circles: {} events, and no end", kEventsMax));
+    }
   }
   return false;
 }
