@@ -332,6 +332,16 @@ class Cluster:
                                    "\n".join(n.tail() for n in self.nodes))
             time.sleep(0.02)
 
+    def wait_for_agents(self, condition, seconds, what):
+        """As wait_for, where `condition` asks agents of which some may be down or starting."""
+        def quietly():
+            try:
+                return condition()
+            except (OSError, ValueError, http.client.HTTPException):
+                return False
+
+        self.wait_for(quietly, seconds, what)
+
     def collect_logs(self, target):
         """Copies every text file of the nodes' homes (not their RAM) into `target`."""
         os.makedirs(target, exist_ok=True)

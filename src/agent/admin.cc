@@ -1,17 +1,11 @@
 #include "agent/admin.h"
 
-#include <nlohmann/json.hpp>
+#include "agent/json_answer.h"
 
 namespace tierkeep {
 namespace {
 
 using nlohmann::json;
-
-HttpResponse Json(const json& body, int status = 200) {
-  // Names may hold any bytes; what isn't UTF-8 is replaced, never an exception.
-  return {status, "application/json",
-          body.dump(2, ' ', false, json::error_handler_t::replace) + "\n"};
-}
 
 MetricsSnapshot ForMetrics(const StatusInputs& in) {
   MetricsSnapshot out;
@@ -64,10 +58,10 @@ HttpResponse VerifyAll(Store& store) {
   json unreadable = json::array();
   for (const UnreadableItem& item : store.unreadable()) unreadable.push_back(item.detail);
   all_good = all_good && unreadable.empty();
-  return Json({{"version", 1},
-               {"ok", all_good},
-               {"shards", std::move(results)},
-               {"unreadable", std::move(unreadable)}});
+  return JsonAnswer({{"version", 1},
+                     {"ok", all_good},
+                     {"shards", std::move(results)},
+                     {"unreadable", std::move(unreadable)}});
 }
 
 }  // namespace
@@ -75,7 +69,7 @@ HttpResponse VerifyAll(Store& store) {
 HttpHandler MakeAdminHandler(AdminSources sources) {
   return [sources = std::move(sources)](const HttpRequest& request) -> HttpResponse {
     if (request.path == "/v1/status" && request.method == "GET") {
-      return Json(StatusJson(sources.snapshot()));
+      return JsonAnswer(StatusJson(sources.snapshot()));
     }
     if (request.path == "/v1/verify" && request.method == "POST") return VerifyAll(*sources.store);
     if (request.path.starts_with("/v1/restore/")) return sources.restore(request);
@@ -86,7 +80,7 @@ HttpHandler MakeAdminHandler(AdminSources sources) {
       (void)sources.snapshot();
       return {200, "text/plain", "ok\n"};
     }
-    return Json({{"error", "no such resource: " + request.method + " " + request.path}}, 404);
+    return NoSuchResource(request);
   };
 }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "agent/json_answer.h"
 #include "agent/restore_to.h"
 #include "format/decimal.h"
 #include "format/messages.h"
@@ -17,14 +18,9 @@ namespace {
 
 using nlohmann::json;
 
-HttpResponse Answer(const json& body, int status = 200) {
-  return {status, "application/json",
-          body.dump(2, ' ', false, json::error_handler_t::replace) + "\n"};
-}
-
 HttpResponse Refuse(const Error& error) {
   const int status = error.code() == Code::kInvalidArgument ? 400 : 409;
-  return Answer({{"error", error.message()}}, status);
+  return JsonAnswer({{"error", error.message()}}, status);
 }
 
 Error BadRequest(std::string_view what) {
@@ -217,20 +213,20 @@ HttpHandler MakeRestoreHandler(RestoreApiParts parts) {
   return [parts = std::move(parts)](const HttpRequest& request) -> HttpResponse {
     if (request.method != "POST" ||
         (request.path != "/v1/restore/orders" && request.path != "/v1/restore/to")) {
-      return Answer({{"error", "no such resource: " + request.method + " " + request.path}}, 404);
+      return NoSuchResource(request);
     }
     auto read = ReadRequest(request.body);
     if (!read.ok()) return Refuse(read.error());
     if (request.path == "/v1/restore/orders") {
       auto answer = GiveOrders(parts, *read);
-      return answer.ok() ? Answer(*answer) : Refuse(answer.error());
+      return answer.ok() ? JsonAnswer(*answer) : Refuse(answer.error());
     }
     const StatusInputs in = parts.snapshot();
     auto job = JobOf(*read, in);
     if (!job.ok()) return Refuse(job.error());
     read->to.job = *job;
     auto answer = RestoreTo(parts, in, read->to);
-    return answer.ok() ? Answer(*answer) : Refuse(answer.error());
+    return answer.ok() ? JsonAnswer(*answer) : Refuse(answer.error());
   };
 }
 

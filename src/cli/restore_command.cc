@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/time.h"
@@ -36,60 +37,24 @@ int BadUsage(const std::string& text) {
   return 2;
 }
 
-int GiveOrders(const RestoreFlags& flags) {
-  json request = {
-      {"skip", flags.skip}, {"without", flags.without}, {"without_absent", flags.without_absent}};
-  if (!flags.job.empty()) request["job"] = flags.job;
-  auto answer = AskAgent(flags.admin, "POST", "/v1/restore/orders", 30s, request.dump());
-  if (!answer.ok()) {
-    fmt::print(stderr, "tierkeep restore: {}\n", answer.error().message());
-    return 1;
-  }
-  if (flags.as_json) {
-    fmt::print("{}\n", answer->dump(2));
-    return 0;
-  }
-  for (const json& order : (*answer)["orders"]) {
-    fmt::print("job {}: {}, at the next restore decision\n", (*answer)["job"].get<std::string>(),
+void PrintOrders(const RestoreFlags& flags, const json& answer) {
+  for (const json& order : answer["orders"]) {
+    fmt::print("job {}: {}, at the next restore decision\n", answer["job"].get<std::string>(),
                order.get<std::string>());
   }
-  for (const json& hit : (*answer)["hits"]) {
-    fmt::print("skipped: {}\n", hit.get<std::string>());
-  }
-  if (!flags.skip.empty() && (*answer)["hits"].empty()) {
+  for (const json& hit : answer["hits"]) fmt::print("skipped: {}\n", hit.get<std::string>());
+  if (!flags.skip.empty() && answer["hits"].empty()) {
     fmt::print("this node knows of no such checkpoint; the order holds all the same\n");
   }
-  if (answer->contains("given_up")) {
-    for (const json& text : (*answer)["given_up"]) {
+  if (answer.contains("given_up")) {
+    for (const json& text : answer["given_up"]) {
       fmt::print("given up: {}\n", text.get<std::string>());
     }
-    fmt::print("instead the job goes on from {}\n", (*answer)["instead"].get<std::string>());
+    fmt::print("instead the job goes on from {}\n", answer["instead"].get<std::string>());
   }
-  return 0;
 }
 
-int CopyTo(const RestoreFlags& flags) {
-  json request = {{"to", std::filesystem::absolute(flags.to).lexically_normal().string()},
-                  {"ranks", flags.ranks},
-                  {"all", flags.all}};
-  if (!flags.job.empty()) request["job"] = flags.job;
-  if (!flags.generation.empty()) request["generation"] = flags.generation;
-  if (!flags.step.empty()) {
-    const json step = json::parse(flags.step, nullptr, /*allow_exceptions=*/false);
-    if (!step.is_number_unsigned()) return BadUsage("--step must be a whole number");
-    request["step"] = step;
-  }
-  // Copying takes as long as disks and networks need; each wait within has its own limit.
-  auto answer = AskAgent(flags.admin, "POST", "/v1/restore/to", 24h, request.dump());
-  if (!answer.ok()) {
-    fmt::print(stderr, "tierkeep restore: {}\n", answer.error().message());
-    return 1;
-  }
-  if (flags.as_json) {
-    fmt::print("{}\n", answer->dump(2));
-    return 0;
-  }
-  const json& a = *answer;
+void PrintCopies(const RestoreFlags&, const json& a) {
   fmt::print("job {} step {} (run {}{}){}\n", a["job"].get<std::string>(), a["step"].dump(),
              a["run"].get<std::string>(),
              a["save"].is_null() ? "" : fmt::format(", save {}", a["save"].dump()),
@@ -100,7 +65,44 @@ int CopyTo(const RestoreFlags& flags) {
                s["files"].dump(), s["from"].get<std::string>(), s["digest"].get<std::string>(),
                a["dir"].get<std::string>(), s["path"].get<std::string>());
   }
+}
+
+// Asks and prints the answer, for people by `print`.
+int Ask(const RestoreFlags& flags, const std::string& path, Duration deadline, json request,
+        void (*print)(const RestoreFlags&, const json&)) {
+  if (!flags.job.empty()) request["job"] = flags.job;
+  const auto answer = AskAgent(flags.admin, "POST", path, deadline, request.dump());
+  if (!answer.ok()) {
+    fmt::print(stderr, "tierkeep restore: {}\n", answer.error().message());
+    return 1;
+  }
+  if (flags.as_json) {
+    fmt::print("{}\n", answer->dump(2));
+  } else {
+    print(flags, *answer);
+  }
   return 0;
+}
+
+int GiveOrders(const RestoreFlags& flags) {
+  return Ask(
+      flags, "/v1/restore/orders", 30s,
+      {{"skip", flags.skip}, {"without", flags.without}, {"without_absent", flags.without_absent}},
+      PrintOrders);
+}
+
+int CopyTo(const RestoreFlags& flags) {
+  json request = {{"to", std::filesystem::absolute(flags.to).lexically_normal().string()},
+                  {"ranks", flags.ranks},
+                  {"all", flags.all}};
+  if (!flags.generation.empty()) request["generation"] = flags.generation;
+  if (!flags.step.empty()) {
+    const json step = json::parse(flags.step, nullptr, /*allow_exceptions=*/false);
+    if (!step.is_number_unsigned()) return BadUsage("--step must be a whole number");
+    request["step"] = step;
+  }
+  // Copying takes as long as disks and networks need; each wait within has its own limit.
+  return Ask(flags, "/v1/restore/to", 24h, std::move(request), PrintCopies);
 }
 
 int RunRestore(const RestoreFlags& flags) {

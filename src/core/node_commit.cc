@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
 #include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
@@ -100,6 +99,7 @@ std::vector<std::string> NodeMachine::Impl::NotHere(const control::Commit& m) {
 void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   if (!Released()) return;
   const control::GenerationRecord& record = m.generation();
+  const bool own_run = FromProto(record.save().run()) == FromProto(state_.run());
   const bool again = committed_ && GenerationIdOf(*committed_) == GenerationIdOf(record) &&
                      FromProto(committed_->save()) == FromProto(record.save());
   const TaskId task = next_task_;
@@ -125,7 +125,7 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   generations_.push_back(record);
   std::erase_if(unreadable_, [](const auto& item) { return item.has_run(); });
   ForgetUnreadable(outdated);
-  if (FromProto(record.save().run()) == FromProto(state_.run())) {
+  if (own_run) {
     const uint32_t workers = record.world().workers_per_node();
     const uint64_t ordinal = record.shards(static_cast<int>(config_->rank * workers)).ordinal();
     std::erase_if(saves_, [&](const auto& entry) {
@@ -140,7 +140,7 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   }
   DeleteAll(std::move(outdated), {});
   TellMetas();
-  if (FromProto(record.save().run()) == FromProto(state_.run())) ForgetRestores(record.job());
+  if (own_run) ForgetRestores(record.job());
 }
 
 void NodeMachine::Impl::HolderCommit(const control::Commit& m) {

@@ -66,12 +66,18 @@ Result<std::optional<CgroupMemory>> ReadGroup(const std::string& group, const Ve
   if (!limit.ok() && limit.error().code() == Code::kNotFound) return std::optional<CgroupMemory>();
   if (!limit.ok()) return limit.error();
   if (*limit >= kNoLimit) return std::optional<CgroupMemory>();
-  TK_ASSIGN_OR_RETURN(uint64_t used, ReadNumber(group + "/" + version.used));
-  used -= std::min(used, Droppable(group, version));
   CgroupMemory memory;
   memory.limit_bytes = *limit;
-  memory.free_bytes = *limit - std::min(*limit, used);
   memory.group = group;
+  memory.limit_file = group + "/" + version.limit;
+  const auto used = ReadNumber(group + "/" + version.used);
+  if (!used.ok()) {
+    memory.usage = used.error();
+    return std::optional<CgroupMemory>(std::move(memory));
+  }
+  memory.used_bytes = *used;
+  const uint64_t kept = *used - std::min(*used, Droppable(group, version));
+  memory.free_bytes = *limit - std::min(*limit, kept);
   return std::optional<CgroupMemory>(std::move(memory));
 }
 
@@ -103,21 +109,33 @@ std::vector<Place> PlacesOf(const std::string& text, const std::string& mount) {
 
 }  // namespace
 
-Result<std::optional<CgroupMemory>> ReadCgroupMemory(const CgroupPaths& paths) {
+std::vector<Result<CgroupMemory>> ReadCgroupLimits(const CgroupPaths& paths) {
   const auto text = ReadAll(paths.of_process);
-  if (!text.ok() && text.error().code() == Code::kNotFound) return std::optional<CgroupMemory>();
-  if (!text.ok()) return text.error();
-  std::optional<CgroupMemory> tightest;
+  if (!text.ok() && text.error().code() == Code::kNotFound) return {};
+  if (!text.ok()) return {text.error()};
+  std::vector<Result<CgroupMemory>> limits;
   for (const Place& place : PlacesOf(*text, paths.mount)) {
     // Each group bounds all below it. In a container the mount often begins at its own group.
     for (std::string path = place.path;; path.erase(path.rfind('/'))) {
       while (path.ends_with('/')) path.pop_back();
-      TK_ASSIGN_OR_RETURN(auto group, ReadGroup(place.mount + path, place.version));
-      if (group && (!tightest || group->free_bytes < tightest->free_bytes)) {
-        tightest = std::move(group);
+      auto group = ReadGroup(place.mount + path, place.version);
+      if (!group.ok()) {
+        limits.emplace_back(group.error());
+      } else if (*group) {
+        limits.emplace_back(std::move(**group));
       }
       if (path.rfind('/') == std::string::npos) break;
     }
+  }
+  return limits;
+}
+
+Result<std::optional<CgroupMemory>> ReadCgroupMemory(const CgroupPaths& paths) {
+  std::optional<CgroupMemory> tightest;
+  for (Result<CgroupMemory>& group : ReadCgroupLimits(paths)) {
+    if (!group.ok()) return group.error();
+    if (!group->usage.ok()) return group->usage.error();
+    if (!tightest || group->free_bytes < tightest->free_bytes) tightest = std::move(*group);
   }
   return tightest;
 }

@@ -30,6 +30,15 @@ HttpResponse Echo(const HttpRequest& r) {
 
 class HttpTest : public ::testing::Test {
  protected:
+  // What a process that was killed leaves behind.
+  void LeaveSocket() {
+    const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+    struct sockaddr_un address {};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path_.data(), path_.size());
+    ASSERT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+
   TempDir temp_;
   std::string path_ = temp_.Path("admin.sock");
 };
@@ -92,13 +101,7 @@ TEST_F(HttpTest, ReplacesAnOldSocketButNeverALiveOneOrAFile) {
   struct stat s {};
   EXPECT_NE(::lstat(path_.c_str(), &s), 0);  // removed at the end
 
-  {  // left behind by a process that was killed
-    const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
-    struct sockaddr_un address {};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path, path_.data(), path_.size());
-    ASSERT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  }
+  ASSERT_NO_FATAL_FAILURE(LeaveSocket());
   {
     auto server = HttpServer::ListenUnix(path_, Echo);
     ASSERT_TRUE(server.ok()) << server.error().ToString();
@@ -114,13 +117,7 @@ TEST_F(HttpTest, ReplacesAnOldSocketButNeverALiveOneOrAFile) {
 
 TEST_F(HttpTest, OfManyThatStartAtOnceOneServes) {
   for (int round = 0; round < 20; ++round) {
-    {  // left behind by a process that was killed
-      const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
-      struct sockaddr_un address {};
-      address.sun_family = AF_UNIX;
-      std::memcpy(address.sun_path, path_.data(), path_.size());
-      ASSERT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    }
+    ASSERT_NO_FATAL_FAILURE(LeaveSocket());
     constexpr size_t kServers = 4;
     std::array<std::unique_ptr<HttpServer>, kServers> servers;
     std::latch start(kServers);

@@ -37,6 +37,14 @@ class Scenario:
         self.ranks = {rank: cluster.nodes[rank] for rank in range(count)}  # whose node is whose
         self.clients, self.saved, self.version = {}, None, 0
 
+    def replace_a_rank(self, spare):
+        """A machine is lost for good, and a spare one gets its rank."""
+        lost = self.draw.randrange(self.count)
+        print("lost rank", lost)
+        self.ranks[lost].kill()
+        self.ranks[lost].wipe_ram()
+        self.ranks[lost] = spare
+
     # ---- start
 
     def write_jax_init_info(self):
@@ -183,11 +191,7 @@ def test_a_rank_is_replaced(make_scenario, kind):
     job = make_scenario(kind, count=2, spare=1)
     job.start()
     job.save(7)
-    lost = job.draw.randrange(2)
-    print("lost rank", lost)
-    job.ranks[lost].kill()
-    job.ranks[lost].wipe_ram()
-    job.ranks[lost] = job.cluster.nodes[2]
+    job.replace_a_rank(job.cluster.nodes[2])
     job.restart()
     job.save(8)
     job.restart()

@@ -60,11 +60,7 @@ def test_commit_restart_reshuffle_and_loss_of_a_node(job):
     job.ranks = dict(zip(range(3), [job.ranks[2], job.ranks[0], job.ranks[1]]))
     job.restart()
     job.save(4)
-    lost = job.draw.randrange(3)
-    print("lost rank", lost)
-    job.ranks[lost].kill()
-    job.ranks[lost].wipe_ram()
-    job.ranks[lost] = job.cluster.nodes[3]
+    job.replace_a_rank(job.cluster.nodes[3])
     job.restart()
     job.check_no_errors()
 

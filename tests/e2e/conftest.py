@@ -69,6 +69,18 @@ def make_certificates(tmp_path):
     return make
 
 
+@pytest.fixture
+def make_world(make_cluster, seed, tmp_path):
+    """A function that makes a hostile.World: a job that may do to its volume what it likes."""
+    assert os.geteuid() == 0, "hostile jobs are root's: run these tests as root"
+    from hostile import World
+
+    def make(**options):
+        return World(make_cluster, seed, tmp_path, **options)
+
+    return make
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield

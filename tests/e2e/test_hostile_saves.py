@@ -11,19 +11,8 @@ import pytest
 
 import hostile
 import scripted_job
-from hostile import World
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def make_world(make_cluster, seed, tmp_path):
-    assert os.geteuid() == 0, "hostile jobs are root's: run these tests as root"
-
-    def make(**options):
-        return World(make_cluster, seed, tmp_path, **options)
-
-    return make
 
 
 # ---- what can't be a save: refused, said, and the job goes on

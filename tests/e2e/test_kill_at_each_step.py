@@ -60,13 +60,7 @@ class Story:
         return True
 
     def wait(self, condition, what):
-        def quietly():
-            try:
-                return condition()
-            except (OSError, ValueError, cluster_lib.http.client.HTTPException):
-                return False  # an agent is down
-
-        self.cluster.wait_for(quietly, 60, what)
+        self.cluster.wait_for_agents(condition, 60, what)
 
     def start(self, *nodes):
         for node in nodes or self.cluster.nodes:

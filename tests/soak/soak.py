@@ -68,13 +68,7 @@ class Soak:
         return True
 
     def wait(self, condition, what):
-        def quietly():
-            try:
-                return condition()
-            except (OSError, ValueError, cluster_lib.http.client.HTTPException):
-                return False  # an agent is on its way up
-
-        self.cluster.wait_for(quietly, LIMIT, what)
+        self.cluster.wait_for_agents(condition, LIMIT, what)
 
     def up(self, node):
         node.start()

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "io/cgroup_memory.h"
 #include "io/dir_watch.h"
 #include "io/unique_fd.h"
 #include "platform/doctor/collect.h"
@@ -112,26 +113,6 @@ std::optional<int> PeerPid(const std::string& socket) {
     return std::nullopt;
   }
   return credentials.pid;
-}
-
-void AddLimit(const std::string& dir, const std::string& limit, const std::string& used,
-              MemoryFacts& facts) {
-  const auto bytes = ParseNumber(ReadSystemFile(dir + "/" + limit));
-  // v1 writes "none" as the largest number of pages.
-  if (!bytes || *bytes >= (uint64_t{1} << 60)) return;
-  facts.limits.push_back(
-      {dir + "/" + limit, *bytes, ParseNumber(ReadSystemFile(dir + "/" + used)).value_or(0)});
-}
-
-// The group's own limit and all above it.
-void AddLimits(const std::string& root, std::string group, const std::string& limit,
-               const std::string& used, MemoryFacts& facts) {
-  for (;;) {
-    AddLimit(group == "/" ? root : root + group, limit, used, facts);
-    if (group.empty() || group == "/") return;
-    const size_t slash = group.rfind('/');
-    group = slash == std::string::npos || slash == 0 ? "/" : group.substr(0, slash);
-  }
 }
 
 void ProbeFile(Dir& dir, const std::string& path, MountFacts& facts) {
@@ -252,19 +233,10 @@ MemoryFacts CollectMemory(std::optional<int> pid, const SystemPaths& paths) {
     if (const auto n = kib("MemTotal:")) facts.total = *n * 1024;
     if (const auto n = kib("MemAvailable:")) facts.available = *n * 1024;
   }
-  const std::string groups = ReadSystemFile(ProcessDir(pid, paths) + "/cgroup");
-  for (const std::string_view line : Split(groups, '\n')) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string_view::npos || second == std::string_view::npos) continue;
-    const std::string_view controllers = line.substr(first + 1, second - first - 1);
-    const std::string group(line.substr(second + 1));
-    if (controllers.empty()) {
-      AddLimits(paths.sys + "/fs/cgroup", group, "memory.max", "memory.current", facts);
-    } else if (("," + std::string(controllers) + ",").find(",memory,") != std::string::npos) {
-      AddLimits(paths.sys + "/fs/cgroup/memory", group, "memory.limit_in_bytes",
-                "memory.usage_in_bytes", facts);
-    }
+  for (const auto& group : ReadCgroupLimits(
+           {.of_process = ProcessDir(pid, paths) + "/cgroup", .mount = paths.sys + "/fs/cgroup"})) {
+    if (!group.ok()) continue;
+    facts.limits.push_back({group->limit_file, group->limit_bytes, group->used_bytes});
   }
   return facts;
 }
