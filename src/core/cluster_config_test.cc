@@ -1,6 +1,8 @@
 // What clients do with replicator.yaml and with saves that can't be used, on a simulated clock.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/cluster_testutil.h"
 
 namespace tierkeep {
@@ -36,6 +38,51 @@ TEST(ClusterConfig, AYamlThatIsNeverFinishedIsRefused) {
     EXPECT_NE(cluster.client(0).failed[0].find(not_yet.error().message()), std::string::npos);
     cluster.StartJob();
     ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  }
+}
+
+// A job may write its yaml over and over, as fast as it likes: how often the service begins anew
+// depends on time alone.
+TEST(ClusterConfig, D11AYamlThatNeverStandsStillCostsLittle) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Prng draw(seed);
+    TestCluster cluster({.seed = seed, .hosts = 1, .world = {.nodes = 1}});
+    cluster.StartJob();
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+    cluster.SaveAll(10);
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(10));
+    const std::string before = LogOf(cluster);
+    const Instant end = cluster.now() + 60s;
+    while (cluster.now() < end) {
+      switch (draw.Below(5)) {
+        case 0:
+          cluster.SendYaml(0, std::nullopt);
+          break;
+        case 1:
+          cluster.SendYaml(0, Unfinished());
+          break;
+        case 2:
+          cluster.SendYaml(0, Error(Code::kInvalidArgument, "no such key"));
+          break;
+        case 3:
+          cluster.TakeYaml(0);
+          break;
+        default:
+          cluster.StartJob();
+      }
+      cluster.Run(draw.Below(20000) * 1us);
+    }
+    const std::string log = LogOf(cluster);
+    EXPECT_LT(
+        std::count(log.begin(), log.end(), '\n') - std::count(before.begin(), before.end(), '\n'),
+        60 * 12)
+        << "a dozen lines a second at most";
+    // What was saved is there all the same.
+    cluster.Run(5s);
+    cluster.StartJob();
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+    EXPECT_EQ(cluster.client(0).step, 10U);
   }
 }
 

@@ -188,7 +188,17 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
     return;
   }
   if (e.parsed && e.parsed->ok()) {
-    config_tries_ = 0;
+    // A new yaml replaces the attempt before it at once, or two processes' attempts would mix. Only
+    // a job that never stops writing has to wait, so that it can't have the service begin all the
+    // time.
+    const Duration ahead = config_pace_ - now_;
+    const Duration burst = options_.timings.config_settle * options_.timings.config_burst;
+    if (ahead > burst) {
+      Arm(kConfigTimer, ahead - burst);
+      return;
+    }
+    config_pace_ = std::max(config_pace_, now_) + options_.timings.config_settle;
+    config_bad_since_.reset();
     config_unfinished_since_.reset();
     Disarm(kConfigTimer);
     const std::string& job = (*e.parsed)->config.job;
@@ -205,12 +215,12 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
   }
   const bool unfinished = e.parsed && (e.parsed->error().code() == Code::kAborted ||
                                        e.parsed->error().code() == Code::kUnavailable);
-  if (unfinished && !config_unfinished_since_) config_unfinished_since_ = now_;
-  // Some clients write in place: it may not be finished, and what stands there may even parse.
-  const bool wait = unfinished
-                        ? now_ - *config_unfinished_since_ < options_.timings.config_writing_max
-                        : ++config_tries_ < options_.timings.config_settle_tries;
-  if (wait) {
+  std::optional<Instant>& since = unfinished ? config_unfinished_since_ : config_bad_since_;
+  if (!since) since = now_;
+  // Some clients write in place: it may not be finished, and what stands there may even parse. Time
+  // counts, not how often it changed: each change is seen.
+  if (now_ - *since <
+      (unfinished ? options_.timings.config_writing_max : options_.timings.config_bad_max)) {
     Arm(kConfigTimer, options_.timings.config_settle);
     return;
   }
@@ -221,7 +231,7 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
     Arm(kConfigTimer, options_.timings.config_settle);
     return;
   }
-  config_tries_ = 0;
+  config_bad_since_.reset();
   config_unfinished_since_.reset();
   RefuseConfig(e, e.parsed ? "replicator.yaml can't be accepted: " + e.parsed->error().message()
                            : "replicator.yaml is empty: the service is reset");
@@ -338,8 +348,8 @@ void NodeMachine::Impl::RemoveConfig() {
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::ConfigGone&) {
-  if (config_tries_ != 0 || config_unfinished_since_) Disarm(kConfigTimer);
-  config_tries_ = 0;
+  if (config_bad_since_ || config_unfinished_since_) Disarm(kConfigTimer);
+  config_bad_since_.reset();
   config_unfinished_since_.reset();
   if (!std::exchange(config_stands_, false) || !config_ || Released()) return;
   // Its client has taken it away before it was answered, and writes a new one: whoever waits for

@@ -247,7 +247,8 @@ class NodeMachine::Impl {
   std::vector<control::Unreadable> unreadable_;
 
   // The yaml.
-  int config_tries_ = 0;
+  Instant config_pace_{};  // beyond now by config_settle for each one accepted of late
+  std::optional<Instant> config_bad_since_;         // empty, or nothing that can be accepted
   std::optional<Instant> config_unfinished_since_;  // being written, or unreadable
   bool config_stands_ = false;
   std::string config_removed_;  // id of the last file that we removed

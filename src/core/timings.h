@@ -17,10 +17,13 @@ struct CoreTimings {
   // The yaml stays while a restore's transfer still needs this long; after it is gone the client
   // waits 300 s for its link.
   Duration link_budget = 200s;
-  // A yaml that is empty or can't be parsed is read again this often before it is judged: the
+  // A yaml that is empty or can't be parsed may become another for so long before it is judged: the
   // PyTorch client writes in place.
+  Duration config_bad_max = 2s;
+  // The time between two reads that nothing else asks for; and between two yamls that are accepted,
+  // after so many in a row that were accepted at once.
   Duration config_settle = 1s;
-  int config_settle_tries = 3;
+  int config_burst = 8;
   // One that somebody has open for writing, or that can't be read, is looked at again for so long.
   Duration config_writing_max = 60s;
   // Reconnect and re-read of the rendezvous: first and longest pause.

@@ -13,22 +13,11 @@ import pytest
 
 import hostile
 import scripted_job
-from hostile import World
 from tierkeep_demo import cluster as cluster_lib
 
 pytestmark = pytest.mark.timeout(120)
 
 H = "D" + "a" * 64 + ".data"
-
-
-@pytest.fixture
-def make_world(make_cluster, seed, tmp_path):
-    assert os.geteuid() == 0, "hostile jobs are root's: run these tests as root"
-
-    def make(**options):
-        return World(make_cluster, seed, tmp_path, **options)
-
-    return make
 
 
 def plants(world):
@@ -437,7 +426,7 @@ def test_d11_yaml_that_never_stands_still(make_world):
                                "a few seconds to pass")
     grown, took = len(world.node.log()) - before, world.node.status()["uptime_seconds"]
     print(f"the log grew by {grown} bytes in {took} s")
-    assert grown < took * 50_000
+    assert grown < took * 5_000
     remove(world.at("replicator.yaml"))
     for name in ("replicator.failed", "replicator.errors"):
         remove(world.at(name))
