@@ -55,6 +55,9 @@ void NodeMachine::Impl::CancelOutdated(const control::Commit& m) {
     const auto& wanted = entry.second.order.wanted();
     return std::any_of(wanted.begin(), wanted.end(), outdated);
   });
+  for (auto& [task, pull] : cancelled_pulls_) {
+    if (keep.count(pull.shard.digest()) == 0 && IsOutdated(pull.shard, m)) pull.unwanted = true;
+  }
 }
 
 // Copies that can't be read, but that an older record names: left behind, they would stop a restore
@@ -154,6 +157,9 @@ void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
     for (const auto& [digest, shard] : *shards) {
       if (shard.job() == m.generation().job()) digests.push_back(digest);
     }
+  }
+  for (auto& [task, pull] : cancelled_pulls_) {
+    if (pull.shard.job() == m.generation().job()) pull.unwanted = true;
   }
   DeleteAll(std::move(digests), {});
   TellMetas();

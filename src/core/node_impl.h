@@ -58,6 +58,11 @@ class NodeMachine::Impl {
     std::string refused;   // why the last try ended for lack of it; not tried before a change
     NodeAction::Pull::Why why = NodeAction::Pull::Why::kReplicate;
   };
+  // It may succeed all the same. Then it is in the store, and goes if its copies were deleted since.
+  struct CancelledPull {
+    control::ShardInfo shard;
+    bool unwanted = false;
+  };
   struct RestoreWork {
     control::Restore order;
     std::set<Blake3> open;
@@ -201,6 +206,7 @@ class NodeMachine::Impl {
   void FetchDone(const Blake3& digest, const Status& status,
                  const std::vector<std::string>& bad_sources, uint64_t bytes);
   void CancelFetch(const Blake3& digest);
+  void CancelledPullEnded(const CancelledPull& pull, const Status& status);
   void DeleteAll(std::vector<Blake3> digests, std::vector<std::string> staged);
   bool HoldsVerified(const Blake3& digest) const;
 
@@ -280,8 +286,8 @@ class NodeMachine::Impl {
   std::set<Blake3> checked_;  // verified since this attempt began: need no second pass
   std::map<Blake3, Fetch> fetches_;
   std::map<TaskId, Blake3> fetch_tasks_;
-  std::map<TaskId, control::ShardInfo> cancelled_pulls_;  // may still have succeeded
-  std::vector<std::string> errors_;                       // written last in a Step: they may fail
+  std::map<TaskId, CancelledPull> cancelled_pulls_;
+  std::vector<std::string> errors_;  // written last in a Step: they may fail
   std::map<uint64_t, KeepWork> keeps_;
   std::map<TaskId, CompareWork> compares_;
 

@@ -287,9 +287,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::Verified& e) {
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
-  if (const auto cancelled = cancelled_pulls_.find(e.task); cancelled != cancelled_pulls_.end()) {
-    if (e.status.ok()) shards_[DigestOf(cancelled->second)] = cancelled->second;
-    cancelled_pulls_.erase(cancelled);
+  if (const auto cancelled = cancelled_pulls_.extract(e.task)) {
+    CancelledPullEnded(cancelled.mapped(), e.status);
     return;
   }
   const auto task = fetch_tasks_.find(e.task);
@@ -339,10 +338,21 @@ void NodeMachine::Impl::CancelFetch(const Blake3& which) {
     if (fetch->second.pulling) {
       control::ShardInfo shard = fetch->second.wanted.shard();
       shard.clear_suspect();
-      cancelled_pulls_[fetch->second.task] = std::move(shard);
+      cancelled_pulls_[fetch->second.task] = {std::move(shard)};
     }
   }
   fetches_.erase(fetch);
+}
+
+void NodeMachine::Impl::CancelledPullEnded(const CancelledPull& pull, const Status& status) {
+  const Blake3 digest = DigestOf(pull.shard);
+  // Whoever wants it again by now knows of it, or will.
+  const bool wanted = shards_.count(digest) != 0 || fetches_.count(digest) != 0;
+  if (!status.ok() || (pull.unwanted && wanted)) return;
+  shards_[digest] = pull.shard;
+  if (!pull.unwanted) return;
+  // The deletion may have come before there was anything to delete.
+  DeleteAll({digest}, {});
 }
 
 // ---- keeping ---------------------------------------------------------------------------------
@@ -468,9 +478,10 @@ void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::
     checked_.erase(digest);
     bad_.erase(digest);
   }
-  std::erase_if(cancelled_pulls_, [&](const auto& entry) {
-    return std::find(digests.begin(), digests.end(), DigestOf(entry.second)) != digests.end();
-  });
+  for (auto& [pull, cancelled] : cancelled_pulls_) {
+    const auto found = std::find(digests.begin(), digests.end(), DigestOf(cancelled.shard));
+    cancelled.unwanted = cancelled.unwanted || found != digests.end();
+  }
   Do(NodeAction::DeleteShards{task, std::move(digests), std::move(staged)});
 }
 

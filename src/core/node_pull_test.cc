@@ -1,0 +1,118 @@
+// One node machine by itself: pulls whose end comes at a bad moment.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "core/core_testutil.h"
+#include "core/holdings.h"
+#include "core/node.h"
+#include "format/messages.h"
+
+namespace tierkeep {
+namespace {
+
+constexpr Epoch kEpoch = 5;
+const RunId kRun = TestRun(7);
+const WorldShape kWorld = {Framework::kPytorchDistributed, 2, 1, 0};
+const SaveKey kSave = {kRun, 10, 1};
+
+// Rank 1 of two, whose job was released without a checkpoint and which is asked to keep rank 0's
+// shard of kSave.
+class NodePull : public testing::Test {
+ protected:
+  void SetUp() override {
+    Step(NodeEvent::Started{});
+    JobConfig config;
+    config.job = "job";
+    config.rank = 1;
+    config.world = kWorld;
+    config.peers_per_node = 1;
+    Step(NodeEvent::ConfigSeen{"yaml", "file", Result<ParsedConfig>(ParsedConfig{config, {}})});
+    Step(NodeEvent::VolumeCleaned{});
+    control::RendezvousRecord record;
+    record.set_job("job");
+    record.mutable_coordinator()->set_host("n0");
+    Step(NodeEvent::CoordinatorLocated{record});
+    Step(NodeEvent::CoordinatorConnected{});
+    control::Envelope message;
+    *message.mutable_run_start()->mutable_run() = ToProto(kRun);
+    message.mutable_run_start()->set_epoch(kEpoch);
+    Say(std::exchange(message, {}));
+    message.mutable_restore()->mutable_choice()->set_decision(1);
+    message.mutable_restore()->mutable_choice()->set_none(true);
+    Say(std::exchange(message, {}));
+    message.mutable_release()->set_decision(1);
+    Say(std::move(message));
+    Keep(1);
+    ASSERT_TRUE(pull_.has_value());
+  }
+
+  void Say(control::Envelope message) {
+    message.set_job("job");
+    message.set_sender("n0");
+    *message.mutable_run() = ToProto(kRun);
+    message.set_epoch(kEpoch);
+    Step(NodeEvent::Received{std::move(message)});
+  }
+
+  void Keep(uint64_t order) {
+    control::Envelope message;
+    message.mutable_keep()->set_order(order);
+    auto* wanted = message.mutable_keep()->add_wanted();
+    *wanted->mutable_shard() = shard_;
+    wanted->add_nodes("n0");
+    Say(std::move(message));
+    Step(NodeEvent::MemorySeen{{.total_bytes = 1 << 30, .free_bytes = 1 << 30}});
+  }
+
+  void Drop() {
+    control::Envelope message;
+    *message.mutable_drop()->mutable_save() = ToProto(kSave);
+    Say(std::move(message));
+  }
+
+  void Pulled(TaskId task) {
+    Step(NodeEvent::Pulled{.task = task, .digest = DigestOf(shard_), .status = OkStatus()});
+  }
+
+  void Step(const NodeEvent::Any& event) {
+    deletes_ = 0;
+    for (const auto& action : machine_.Step(Instant(1000s), event)) {
+      if (const auto* pull = std::get_if<NodeAction::Pull>(&action)) pull_ = pull->task;
+      const auto* gone = std::get_if<NodeAction::DeleteShards>(&action);
+      if (gone == nullptr) continue;
+      deletes_ += std::count(gone->digests.begin(), gone->digests.end(), DigestOf(shard_));
+    }
+  }
+
+  const control::ShardInfo shard_ = MakeShard({.save = kSave, .world = kWorld});
+  NodeMachine machine_{
+      {.node_name = "n1", .agent = TestId(1), .boot = TestId(2), .data_host = "n1"}};
+  std::optional<TaskId> pull_;  // the last one
+  int64_t deletes_ = 0;         // of the shard, by the last event
+};
+
+// The deletion found nothing yet: left behind, the copy would stay for good.
+TEST_F(NodePull, ADroppedPullThatSucceedsAllTheSameIsDeleted) {
+  Drop();
+  EXPECT_EQ(deletes_, 1);
+  Pulled(*pull_);
+  EXPECT_EQ(deletes_, 1);
+}
+
+TEST_F(NodePull, ADroppedPullIsNotDeletedOnceItsShardIsWantedAgain) {
+  const TaskId first = *pull_;
+  Drop();
+  Keep(2);
+  ASSERT_NE(*pull_, first);
+  Pulled(first);
+  EXPECT_EQ(deletes_, 0);
+  Pulled(*pull_);
+  EXPECT_EQ(deletes_, 0);
+}
+
+}  // namespace
+}  // namespace tierkeep
