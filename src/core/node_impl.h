@@ -58,7 +58,8 @@ class NodeMachine::Impl {
     std::string refused;   // why the last try ended for lack of it; not tried before a change
     NodeAction::Pull::Why why = NodeAction::Pull::Why::kReplicate;
   };
-  // It may succeed all the same. Then it is in the store, and goes if its copies were deleted since.
+  // It may succeed all the same. Then it is in the store, and goes if its copies were deleted
+  // since.
   struct CancelledPull {
     control::ShardInfo shard;
     bool unwanted = false;
