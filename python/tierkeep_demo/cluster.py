@@ -21,6 +21,8 @@ import tempfile
 import time
 
 PREFIX = "tierkeep-"
+# How many times slower than idle the machine may be: deadlines only end what hangs.
+SLOWEST = 3
 COMMITTED = re.compile(r"All files were replicated globally for step (\d+)")
 
 _PR_SET_PDEATHSIG = 1
@@ -175,7 +177,7 @@ class Node:
 
     def wait_ready(self, seconds=30.0):
         """Returns once the admin socket answers."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * SLOWEST
         while True:
             try:
                 return self.status()
@@ -186,7 +188,8 @@ class Node:
                 raise ClusterError(f"{self.name}: the agent ended with {code}\n{self.tail()}")
             if time.monotonic() > end:
                 raise ClusterError(
-                    f"{self.name}: no answer on {self.admin} within {seconds:.0f} s ({last})\n"
+                    f"{self.name}: no answer on {self.admin} within {seconds * SLOWEST:.0f} s "
+                    f"({last})\n"
                     f"{self.tail()}")
             time.sleep(0.02)
 
@@ -208,11 +211,11 @@ class Node:
         self.kill()
         return code
 
-    def status(self, timeout=10.0):
+    def status(self, timeout=30.0):
         """The agent's own account of itself: `GET /v1/status`."""
         return json.loads(self._get("/v1/status", timeout))
 
-    def metric(self, name, timeout=10.0):
+    def metric(self, name, timeout=30.0):
         """The value of a metric without labels."""
         text = self._get("/metrics", timeout).decode()
         return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
@@ -317,8 +320,9 @@ class Cluster:
             f"step {step} to be replicated globally")
 
     def wait_for(self, condition, seconds, what):
-        """Polls `condition` until it holds; a dead agent or the deadline is an error."""
-        end = time.monotonic() + seconds
+        """Polls `condition` until it holds; a dead agent is an error, and so is a condition that
+        doesn't hold after `seconds` of a machine that has nothing else to do."""
+        end = time.monotonic() + seconds * SLOWEST
         while not condition():
             for node in self.nodes:
                 if node.agent is not None and node.agent.poll() is not None:
@@ -328,7 +332,7 @@ class Cluster:
                     raise ClusterError(f"{node.name}: the agent ended with {code} while waiting "
                                        f"for {what}\n{node.tail()}")
             if time.monotonic() > end:
-                raise ClusterError(f"waited {seconds:.0f} s for {what}\n" +
+                raise ClusterError(f"waited {seconds * SLOWEST:.0f} s for {what}\n" +
                                    "\n".join(n.tail() for n in self.nodes))
             time.sleep(0.02)
 

@@ -20,7 +20,7 @@ from tierkeep_demo import cluster as cluster_lib  # noqa: E402
 from tierkeep_demo import job as job_lib  # noqa: E402
 from tierkeep_demo import volume as volume_lib  # noqa: E402
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 LATE_POLLS = 60  # a minute of the clients' clock
 SECONDS = 60
@@ -119,6 +119,12 @@ class Scenario:
     def save(self, step):
         self.write(step)
         self.committed(step)
+
+    def errors(self):
+        """All that replicator.errors said on any node so far."""
+        for client in self.clients.values():
+            client.check_errors()
+        return "".join(text for client in self.clients.values() for text in client.errors)
 
     def check_no_errors(self):
         for client in self.clients.values():

@@ -4,7 +4,9 @@ The tests of a class share a cluster and run in order: each goes on where the on
 a real job does, since a JAX start takes seconds.
 """
 
+import datetime
 import os
+import re
 import signal
 import time
 
@@ -55,6 +57,13 @@ class Journey:
 def journey(request, make_cluster, tmp_path_factory):
     options = request.cls.OPTIONS
     return Journey(make_cluster(2), tmp_path_factory.mktemp("workers"), request.cls.JOB, *options)
+
+
+def committed_at(node):
+    """{step: when this node's log called it replicated globally, in seconds of the wall clock}"""
+    when = re.compile(r"^(\S+ \S+) .*All files were replicated globally for step (\d+)", re.M)
+    return {int(step): datetime.datetime.fromisoformat(time + "+00:00").timestamp()
+            for time, step in when.findall(node.log())}
 
 
 def pulled(node):
@@ -129,16 +138,10 @@ class TestLargeState:
 
     def test_save_while_replicating(self, journey):
         job = journey.start("--saves", "4")
-        early = set()
-
-        def look(events):
-            for _, event in events:
-                if event["event"] == "save_begun" and event["step"] > 5:
-                    before = event["step"] - 5
-                    if any(before not in n.committed_steps() for n in journey.cluster.nodes):
-                        early.add(event["step"])
-
-        journey.finish(job, every=0.005, on_events=look)
+        journey.finish(job)
+        commits = [committed_at(n) for n in journey.cluster.nodes]
+        early = [event["step"] for event in job.events("save_begun") if event["step"] > 5
+                 and any(event["t"] < times[event["step"] - 5] for times in commits)]
         assert early, "no save began before the one before it was committed: nothing was tested"
         for node in journey.cluster.nodes:
             steps = node.committed_steps()

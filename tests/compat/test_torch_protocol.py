@@ -14,7 +14,7 @@ from tierkeep_demo import status as status_lib
 from tierkeep_demo import volume as volume_lib
 
 NODES = 3
-pytestmark = [pytest.mark.timeout(120), pytest.mark.journey]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.journey]
 
 
 def shard(seed, step, rank):

@@ -1,5 +1,5 @@
-"""Stands between two agents on the wire: passes bytes on, and can hold them, keep them, or flip
-one bit. The agent listens on 127.0.0.1 and is told to others as FRONT, where the proxy listens on
+"""Stands between two agents on the wire: passes bytes on, and can hold them, keep them, flip one
+bit, cut a connection or let it stall. The agent listens on 127.0.0.1 and is told to others as FRONT, where the proxy listens on
 the same ports.
 """
 
@@ -8,6 +8,10 @@ import threading
 
 FRONT = "127.0.0.2"
 BACK = "127.0.0.1"
+
+
+class Stalled(Exception):
+    """Nothing more passes here."""
 
 
 class Proxy:
@@ -24,6 +28,8 @@ class Proxy:
         self.hide_ends = False  # whoever connected may vanish: the agent isn't told
         self.cut_after = None
         self.cuts = 0
+        self.stall_after = None
+        self.stalls = 0
         self.hold_after = None
         self.holding = threading.Event()
         self._may_pass = threading.Event()
@@ -50,6 +56,12 @@ class Proxy:
         """The connection on which the byte after `after` more bytes comes ends before it."""
         with self._lock:
             self.cut_after = self.sent + after
+
+    def stall(self, after):
+        """The connection on which the byte after `after` more bytes comes carries nothing more from
+        the agent, without a word to either end; others, and the ones after it, are as before."""
+        with self._lock:
+            self.stall_after = self.sent + after
 
     def flip(self, after, bit, once=None):
         """One bit of the byte that comes after `after` more bytes is flipped, once; proxies that
@@ -97,6 +109,8 @@ class Proxy:
         try:
             while data := source.recv(1 << 16):
                 target.sendall(self._touch(data) if touch else data)
+        except Stalled:
+            return  # until one of the ends has had enough, which the other direction sees
         except OSError:
             pass
         if self.hide_ends and not touch:
@@ -120,6 +134,10 @@ class Proxy:
                 self.cut_after = None
                 self.cuts += 1
                 raise OSError("cut")
+            if self.stall_after is not None and start + len(data) > self.stall_after:
+                self.stall_after = None
+                self.stalls += 1
+                raise Stalled
             self.sent += len(data)
             if self.flip_at is not None and start <= self.flip_at < self.sent:
                 if self._once.acquire(blocking=False):

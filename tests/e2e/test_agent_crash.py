@@ -9,7 +9,7 @@ import proxy
 import scripted_job
 from scripted_job import MIB, Job
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 BOTH = [[0], [1], [0, 1]]
 

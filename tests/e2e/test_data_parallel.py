@@ -7,7 +7,7 @@ import pytest
 import scripted_job
 from scripted_job import MIB, Job
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 def tree(seed, step, which, megabytes=4):
@@ -81,9 +81,10 @@ def test_a10_replicas_that_differ_are_reported_and_copied(make_cluster, seed):
     scripted_job.check_copies(job, 2, nodes_each=2)
     size = sum(len(x) for x in data(2, 0).values())
     assert all(p >= size for p in pulled(cluster))
-    status = cluster.nodes[0].status()
-    assert "disagree" in "\n".join(status["problems"]), status["problems"]
-    assert "disagree" in cluster.nodes[0].log()
+    # They are compared while the copies are made, and nobody waits for that.
+    cluster.wait_for(
+        lambda: "disagree" in "\n".join(cluster.nodes[0].status()["problems"]) and
+        "disagree" in cluster.nodes[0].log(), 30, "the disagreement to be reported")
     job.save(3)
     assert "disagree" not in "\n".join(cluster.nodes[0].status()["problems"])
 

@@ -10,7 +10,7 @@ import tensorstore
 import scripted_job
 from scripted_job import MIB, Job
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 def open_store(path):

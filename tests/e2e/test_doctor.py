@@ -17,7 +17,7 @@ import pytest
 from scripted_job import Job, wait_marked
 from tierkeep_demo import cluster as cluster_lib
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 def doctor(node, *flags, settings=None, **options):
@@ -99,6 +99,9 @@ def test_a_good_machine_with_a_job(make_cluster, make_certificates, seed):
     node = cluster.nodes[1]
     # A moment after the commit the rendezvous record names the new generation and its nodes.
     wait_marked(job, node)
+    cluster.wait_for(lambda: all(abs(skew) < 0.5 for skew in
+                                 node.status()["clock_skew_seconds"].values()), 60,
+                     "a message that wasn't long on its way")
     before = tree(node.mount, cluster.rendezvous)
     status, report = doctor(node)
     assert (status, report["problems"]) == (0, 0)
@@ -282,14 +285,15 @@ def test_clock_skew_between_nodes(make_cluster, seed, tmp_path, monkeypatch, ahe
     job.save(1)
     skews = cluster.nodes[0].status()["clock_skew_seconds"]
     assert list(skews) == ["node1"]
-    assert abs(skews["node1"] - ahead) < 2
+    # What a message took on its way counts too.
+    assert abs(skews["node1"] - ahead) < abs(ahead) / 2
     _, report = doctor(cluster.nodes[0])
     (finding,) = found(report, "clock", verdict)
     assert "node node1" in finding["text"]
     assert ("ahead" if ahead > 0 else "behind") in finding["text"]
     # The other way round it is the rest of the world that is off.
     other = cluster.nodes[1].status()["clock_skew_seconds"]
-    assert abs(other["node0"] + ahead) < 2
+    assert abs(other["node0"] + ahead) < abs(ahead) / 2
 
 
 def test_clock_of_the_rendezvous(idle, tmp_path, monkeypatch):

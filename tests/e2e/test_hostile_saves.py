@@ -12,7 +12,7 @@ import pytest
 import hostile
 import scripted_job
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 # ---- what can't be a save: refused, said, and the job goes on

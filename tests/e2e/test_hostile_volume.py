@@ -15,7 +15,7 @@ import hostile
 import scripted_job
 from tierkeep_demo import cluster as cluster_lib
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 H = "D" + "a" * 64 + ".data"
 
@@ -163,10 +163,16 @@ def test_d8_the_restore_is_raced(make_world):
 
     for _ in range(3):
         with hostile.repeating(once):
+            runs = {n.name: n.status()["run"] for n in world.cluster.nodes}
             finish = world.job.begin(limit=40)
+
+            def ended(status):
+                return status["phase"] == "failed" or (
+                    status["phase"] == "running" and status["run"] != runs[status["node"]])
+
             world.cluster.wait_for(
-                lambda: all(n.status()["phase"] in ("running", "failed")
-                            for n in world.cluster.nodes), 40, "the start to end")
+                lambda: all(ended(n.status()) for n in world.cluster.nodes), 60,
+                "the start to end")
         for run in finish.runs:
             run.exception(60)  # whatever the clients made of it
         for name in os.listdir(world.volume):

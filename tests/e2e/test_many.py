@@ -8,7 +8,7 @@ import proxy
 import scripted_job
 from scripted_job import MIB, Job
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_thirty_restarts_in_a_row(make_cluster, seed):
@@ -19,17 +19,16 @@ def test_thirty_restarts_in_a_row(make_cluster, seed):
     assert job.start() is None
     job.save(1)
     draw = random.Random(seed)
-    used = []
     for step in range(2, 32):
         if draw.random() < 0.7:
             job.save(step)
         job.restart(ranks=draw.choice([[0, 1], [0, 1], [1, 0]]))
-        used.append(sum(n.ram_used() for n in cluster.nodes))
-    print("bytes in RAM after each restart:", used)
-    # Own copies, the peers', and those of a rank that moved, hard links counted each time.
+        # Own copies, the peers', and those of a rank that moved, hard links counted each time; what
+        # is older goes in the background.
+        cluster.wait_for(lambda: sum(n.ram_used() for n in cluster.nodes) < 2 * 6 * 1.5 * MIB, 30,
+                         f"old copies to go after step {step}")
     cluster.wait_for(
         lambda: sum(len(scripted_job.shards(n)) for n in cluster.nodes) <= 4, 30, "old copies to go")
-    assert max(used) < 2 * 6 * 1.5 * MIB
 
 
 def test_sixteen_agents_on_one_machine(make_cluster, seed):

@@ -12,15 +12,15 @@ import scripted_job
 from scripted_job import MIB, Job
 from tierkeep_demo import cluster as cluster_lib
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 SAVE = 16  # MiB a node
 SLACK = 0.1  # manifests, records, directories, pages not filled
 
 
 class Sampler:
-    """Looks every 20 ms how much of each node's mount is used; `peak()` is the most so far since
-    the last call, in sizes of a save."""
+    """Looks every 20 ms how much of each node's mount is used; `peak()` looks too, and is the most
+    since the last call, in sizes of a save."""
 
     def __init__(self, nodes):
         self._nodes = nodes
@@ -32,11 +32,14 @@ class Sampler:
 
     def _run(self):
         while not self._end.wait(0.02):
-            now = max(used(n) for n in self._nodes)
-            with self._lock:
-                self._peak = max(self._peak, now)
+            self._look()
+
+    def _look(self):
+        with self._lock:
+            self._peak = max(self._peak, *(used(n) for n in self._nodes))
 
     def peak(self):
+        self._look()
         with self._lock:
             value, self._peak = self._peak, 0
         return value
@@ -167,16 +170,18 @@ def test_newer_saves_stay_unprotected(make_cluster, seed):
                          "the trouble to be reported")
         scripted_job.check_copies(job, 1, nodes_each=2)
         for node in job.nodes:
+            # The one that was asked first was the one to tell.
+            cluster.wait_for(lambda: node.status()["waiting_for_memory"]["copies"] == 1, 20,
+                             f"{node.name} to wait for memory")
             status = node.status()
             assert status["tiers"] == {"staged": step, "committed": 1}
-            assert status["waiting_for_memory"]["copies"] == 1
             assert not status["sizing"]["fits"]
             assert metric(node, "tierkeep_pulls_waiting") == 1
             assert metric(node, "tierkeep_volume_advised_bytes") == status["sizing"]["advised_bytes"]
     cluster.wait_for(lambda: not any(scripted_job.shards(n, 2) for n in job.nodes), 20,
                      "the older unprotected save to be dropped")
-    errors = job.errors()
-    assert "the committed step 1 is kept" in errors and "would do, this one has" in errors
+    cluster.wait_for(lambda: "the committed step 1 is kept" in job.errors() and
+                     "would do, this one has" in job.errors(), 20, "replicator.errors to say it")
     assert all(n.log().count("copies of step 2 can't be kept") == 1 for n in job.nodes)
     job.saved = 3
     job.restart()
@@ -189,7 +194,7 @@ def test_thin_gives_up_the_older_copies(make_cluster, seed):
         settle(job.cluster, 2)
         scripted_job.check_copies(job, step, nodes_each=2)
     assert any("--on-pressure=thin" in n.log() for n in job.nodes)
-    assert problems(job.cluster) == ""
+    job.cluster.wait_for(lambda: problems(job.cluster) == "", 20, "nothing to be left to report")
     job.restart()
 
 
@@ -212,13 +217,14 @@ def test_save_commits_when_memory_is_given_back(make_cluster, seed):
         job.write(2)
         cluster.wait_for(lambda: "step 2 lacks copies" in problems(cluster), 20,
                          "the trouble to be reported")
+        cluster.wait_for(lambda: "the committed step 1 is kept" in job.errors(), 20,
+                         "replicator.errors to say it")
         # Not a page is left now.
         with contextlib.suppress(OSError):
             while True:
                 f.seek(0, os.SEEK_END)
                 os.write(f.fileno(), bytes(4096))
         assert os.statvfs(node.mount).f_bfree == 0
-        assert "the committed step 1 is kept" in job.errors()
         scripted_job.check_copies(job, 1, nodes_each=2)
         assert node.status()["phase"] == "running"
     job.committed(2)

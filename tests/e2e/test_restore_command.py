@@ -12,7 +12,7 @@ from scripted_job import Job
 from tierkeep_demo import cluster as cluster_lib
 from tierkeep_demo import volume as volume_lib
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
@@ -216,6 +216,8 @@ def test_goes_on_without_what_a_node_cannot_read(make_cluster, seed, restore):
     done = restore(cluster.nodes[0], "--without", "node1")
     assert done.returncode == 1 and "nothing is given up beforehand" in done.stderr
     restored = job.begin()  # before the agent is back, which would else go on with its run
+    cluster.wait_for(lambda: os.path.exists(os.path.join(broken.volume, "replicator.yaml")), 20,
+                     "the new attempt's yaml")
     broken.start()
     with pytest.raises(volume_lib.ReplicatorFailed) as failed:
         restored()

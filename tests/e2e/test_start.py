@@ -9,7 +9,7 @@ import scripted_job
 from scripted_job import Job
 from tierkeep_demo import volume as volume_lib
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_any_order_of_agents_and_processes(make_cluster, seed):
@@ -195,7 +195,7 @@ def test_b14_bad_yaml(make_cluster, seed, case):
 def test_nodes_that_do_not_agree(make_cluster, seed):
     cluster = make_cluster(2)
     job = Job(cluster, seed)
-    job.volumes = {i: volume_lib.TorchVolume(n.volume, poll=0.01, limit=30)
+    job.volumes = {i: volume_lib.TorchVolume(n.volume, poll=0.01, limit=60)
                    for i, n in enumerate(cluster.nodes)}
     job.volumes[0].configure("e2e", 0, 2)
     job.volumes[1].configure("e2e", 1, 3)

@@ -5,7 +5,7 @@ import pytest
 from scripted_job import Job
 from tierkeep_demo import cluster as cluster_lib
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -8,7 +8,7 @@ import pytest
 from scripted_job import Job
 from tierkeep_demo import volume as volume_lib
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 ONE_NODE = {"job-name": "yaml", "framework": "pytorch.distributed", "node-rank": 0, "nodes": 1,
             "peers-per-node": 1, "backup-interval-minutes": 30}
@@ -26,7 +26,7 @@ class Writer:
     def __init__(self, cluster, node):
         self.cluster, self.node = cluster, node
         self.path = os.path.join(node.volume, "replicator.yaml")
-        self.volume = volume_lib.TorchVolume(node.volume, poll=0.01, limit=30)
+        self.volume = volume_lib.TorchVolume(node.volume, poll=0.01, limit=60)
 
     def write(self, text, name="replicator.yaml"):
         with open(os.path.join(self.node.volume, name), "w", encoding="utf-8") as f:
