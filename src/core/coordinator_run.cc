@@ -73,7 +73,7 @@ void CoordinatorMachine::Impl::OnStaged(Peer* member, const control::SaveStaged&
     return;
   }
   for (const auto& shard : m.shards()) holdings_.AddVerified(member->node(), shard);
-  Apply(matcher_->Staged(member->rank(), m));
+  Apply(matcher_->Staged(member->rank(), m, now_));
   AfterMatch();
 }
 

@@ -8,14 +8,14 @@
 
 namespace tierkeep {
 
-SaveMatcher::Drops SaveMatcher::Staged(Rank rank, const control::SaveStaged& staged) {
+SaveMatcher::Drops SaveMatcher::Staged(Rank rank, const control::SaveStaged& staged, Instant now) {
   const SaveKey key = FromProto(staged.save());
   if (rank >= nodes_ || IsPast(rank, key, staged.ordinal())) return {};
   Save& save = saves_[key];
   save.staged[rank] = staged;
   save.ordinal = std::max(save.ordinal, staged.ordinal());
   if (save.staged.size() < nodes_ || active_ == key) return Bound(rank);
-  return Complete(key);
+  return Complete(key, now);
 }
 
 // While some node is away no save becomes complete, and each node's memory would fill with them.
@@ -78,7 +78,7 @@ bool SaveMatcher::IsOlder(const Save& a, const Save& b) const {
   return a.ordinal < b.ordinal;
 }
 
-SaveMatcher::Drops SaveMatcher::Complete(const SaveKey& key) {
+SaveMatcher::Drops SaveMatcher::Complete(const SaveKey& key, Instant now) {
   Drops drops;
   const Save newest = saves_.at(key);
   if (active_ && TK_MUTATION(kTwoUncommitted)) return drops;
@@ -96,13 +96,14 @@ SaveMatcher::Drops SaveMatcher::Complete(const SaveKey& key) {
     return drops;
   }
   const bool newer = IsOlder(saves_.at(*active_), newest);
-  if (!newer || (overtaken_ && !stalled_)) {
+  const bool long_without = overtaken_since_ && now - *overtaken_since_ >= overtaken_max_;
+  if (!newer || (long_without && !stalled_)) {
     Drop(key, newer ? "the save before it is seen through first" : "a newer save is complete",
          &drops);
     return drops;
   }
   TK_PROBE(kSaveOvertaken);
-  overtaken_ = overtaken_ || !stalled_;
+  if (!overtaken_since_ && !stalled_) overtaken_since_ = now;
   Drop(*active_, "a newer save is complete", &drops);
   active_ = key;
   stalled_ = false;
@@ -133,7 +134,7 @@ void SaveMatcher::ActiveCommitted() {
   committed_ = active_;
   saves_.erase(*active_);
   active_.reset();
-  overtaken_ = false;
+  overtaken_since_.reset();
   stalled_ = false;
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/time.h"
 #include "control.pb.h"
 #include "format/ids.h"
 
@@ -19,7 +20,12 @@ namespace tierkeep {
 
 class SaveMatcher {
  public:
-  explicit SaveMatcher(uint32_t nodes) : nodes_(nodes) {}
+  // `overtaken_max`: for so long after the first one was overtaken may newer saves take the place
+  // of the active one without any commit; then one is seen through, and what becomes complete
+  // meanwhile is dropped. So a burst leaves its newest save, and saves that come faster than they
+  // can be protected don't leave the job without any.
+  SaveMatcher(uint32_t nodes, Duration overtaken_max)
+      : nodes_(nodes), overtaken_max_(overtaken_max) {}
 
   struct Dropped {
     SaveKey save;
@@ -29,7 +35,7 @@ class SaveMatcher {
   using Drops = std::vector<Dropped>;
 
   // Repeated reports of the same are fine.
-  Drops Staged(Rank rank, const control::SaveStaged& staged);
+  Drops Staged(Rank rank, const control::SaveStaged& staged, Instant now);
   Drops Failed(Rank rank, const SaveKey& save, const std::string& error);
   // The rank came back and has only these staged: what it had reported before and lost is dropped.
   Drops Rejoined(Rank rank, const std::set<SaveKey>& has);
@@ -56,19 +62,18 @@ class SaveMatcher {
   };
   // Of saves that every node has, the order is the nodes' own.
   bool IsOlder(const Save& a, const Save& b) const;
-  Drops Complete(const SaveKey& save);
+  Drops Complete(const SaveKey& save, Instant now);
   // At most two saves of a rank wait for others, beside the one that is being protected.
   Drops Bound(Rank rank);
   void Drop(const SaveKey& save, std::string reason, Drops* drops);
   static constexpr size_t kDroppedMax = 256;
 
   const uint32_t nodes_;
+  const Duration overtaken_max_;
   std::map<SaveKey, Save> saves_;
   std::optional<SaveKey> active_;
   bool stalled_ = false;
-  // A save was overtaken since the last commit: the one after it is seen through, so that saves
-  // coming faster than they can be protected don't leave the job without any.
-  bool overtaken_ = false;
+  std::optional<Instant> overtaken_since_;  // since the last commit
   std::deque<SaveKey> dropped_;
   std::map<Rank, uint64_t> committed_ordinal_;
   std::optional<SaveKey> committed_;

@@ -11,6 +11,7 @@
 namespace tierkeep {
 namespace {
 
+constexpr Duration kOvertakenMax = 5s;
 constexpr WorldShape kWorld{.framework = Framework::kOrbax, .nodes = 2};
 const RunId kRun = TestRun(10);
 
@@ -28,7 +29,7 @@ control::SaveStaged Report(const SaveKey& save, Rank rank, uint64_t ordinal) {
 class SaveMatch : public testing::Test {
  protected:
   std::vector<Step> Stage(Rank rank, Step step, uint64_t ordinal) {
-    return StepsOf(matcher_.Staged(rank, Report(Key(step), rank, ordinal)));
+    return StepsOf(matcher_.Staged(rank, Report(Key(step), rank, ordinal), now_));
   }
   static std::vector<Step> StepsOf(const SaveMatcher::Drops& drops) {
     std::vector<Step> steps;
@@ -38,7 +39,8 @@ class SaveMatch : public testing::Test {
   std::optional<Step> active() const {
     return matcher_.active() ? std::optional(matcher_.active()->step) : std::nullopt;
   }
-  SaveMatcher matcher_{2};
+  SaveMatcher matcher_{2, kOvertakenMax};
+  Instant now_{};
 };
 
 using Steps = std::vector<Step>;
@@ -90,19 +92,30 @@ TEST_F(SaveMatch, ANewerIncompleteSaveStays) {
   EXPECT_EQ(active(), 6U);
 }
 
-TEST_F(SaveMatch, ANewerCompleteSaveOvertakesOnceUntilACommit) {
+TEST_F(SaveMatch, OfABurstTheNewestStays) {
+  for (Step step = 5; step < 50; ++step) {
+    Stage(0, step, step);
+    EXPECT_EQ(Stage(1, step, step), step == 5 ? Steps() : Steps{step - 1});
+    EXPECT_EQ(active(), step);
+    now_ += kOvertakenMax / 50;
+  }
+}
+
+TEST_F(SaveMatch, OneIsSeenThroughWhenSavesComeTooFastForTooLong) {
   Stage(0, 5, 1);
   Stage(1, 5, 1);
+  now_ += 10 * kOvertakenMax;  // slow, but nothing was overtaken
   Stage(0, 6, 2);
   EXPECT_EQ(Stage(1, 6, 2), Steps{5});
   EXPECT_EQ(active(), 6U);
-  // The one in work is seen through now.
+  now_ += kOvertakenMax;
   Stage(0, 7, 3);
   EXPECT_EQ(Stage(1, 7, 3), Steps{7});
   EXPECT_EQ(active(), 6U);
   matcher_.ActiveCommitted();
   Stage(0, 8, 4);
   Stage(1, 8, 4);
+  now_ += kOvertakenMax;
   Stage(0, 9, 5);
   EXPECT_EQ(Stage(1, 9, 5), Steps{8});
 }
@@ -112,6 +125,7 @@ TEST_F(SaveMatch, AStalledSaveGivesWayAtOnce) {
   Stage(1, 5, 1);
   Stage(0, 6, 2);
   Stage(1, 6, 2);
+  now_ += kOvertakenMax;
   matcher_.ActiveStalled();
   Stage(0, 7, 3);
   EXPECT_EQ(Stage(1, 7, 3), Steps{6});
@@ -146,7 +160,7 @@ TEST_F(SaveMatch, LateReportsAreKnownAsSuch) {
 TEST(SaveMatchProperty, OnlyMovesForward) {
   EXPECT_TRUE(rc::check("forward", [] {
     const auto nodes = *rc::gen::inRange<uint32_t>(1, 5);
-    SaveMatcher matcher(nodes);
+    SaveMatcher matcher(nodes, kOvertakenMax);
     std::vector<uint64_t> next_step(nodes, 0);
     std::vector<uint64_t> ordinal(nodes, 0);
     std::map<Step, std::set<Rank>> reported;
@@ -158,7 +172,9 @@ TEST(SaveMatchProperty, OnlyMovesForward) {
         RC_ASSERT(committed != drop.save.step);
       }
     };
+    Instant now{};
     for (int i = 0; i < 200; ++i) {
+      now += *rc::gen::inRange(0, 1000) * 1ms;
       const auto rank = *rc::gen::inRange<uint32_t>(0, nodes);
       const Step step = ++next_step[rank];
       if (*rc::gen::inRange(0, 6) == 0) continue;  // skipped here
@@ -169,7 +185,7 @@ TEST(SaveMatchProperty, OnlyMovesForward) {
       }
       if (matcher.IsPast(rank, Key(step), ordinal[rank])) continue;
       reported[step].insert(rank);
-      apply(matcher.Staged(rank, Report(Key(step), rank, ordinal[rank])));
+      apply(matcher.Staged(rank, Report(Key(step), rank, ordinal[rank]), now));
       if (!matcher.active()) continue;
       const Step active = matcher.active()->step;
       RC_ASSERT(reported[active].size() == nodes);
