@@ -1,8 +1,9 @@
 # What people type. Each target is one script or one command, so that it can be run alone too.
 BUILD := build/release
+PRESET ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo demo-torch demo-negative test sim fuzz soak bench check guards clean
+.PHONY: help deps build demo demo-torch demo-negative test sim mutations fuzz soak bench check guards clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +26,14 @@ demo-negative: build ## The demo with one restored bit flipped: succeeds if that
 test: ## Everything that CI runs: build, checks, unit tests, a sanitizer, end-to-end tests
 	@scripts/test.sh
 
-sim: build ## Runs RUNS schedules of simulated clusters (default 1000), from SEED on (default 1)
-	@$(BUILD)/src/tierkeep-sim --runs $(or $(RUNS),1000) --seed $(or $(SEED),1)
+sim: deps ## Runs RUNS schedules of simulated clusters (default 1000), from SEED on (default 1)
+	@cmake --preset $(PRESET) >/dev/null && cmake --build --preset $(PRESET) --target tierkeep-sim
+	@build/$(PRESET)/src/tierkeep-sim --runs $(or $(RUNS),1000) --seed $(or $(SEED),1)
+
+mutations: build ## Takes the guards away one at a time: the simulator must notice each
+	@cmake --build --preset release --target tierkeep-sim-mutable
+	@scripts/check_mutations.py $(BUILD)/src/tierkeep $(BUILD)/src/tierkeep-sim-mutable
+	@$(BUILD)/src/tierkeep-sim-mutable
 
 fuzz: deps ## Fuzzes every decoder for MINUTES (default 10); stops at what breaks one
 	@MINUTES=$(or $(MINUTES),10) scripts/fuzz.sh

@@ -14,7 +14,7 @@ packages=(
   # Libraries
   libssl-dev protobuf-compiler libprotobuf-dev libcpp-httplib-dev libyaml-cpp-dev
   nlohmann-json3-dev libcli11-dev libfmt-dev libexpected-dev libxxhash-dev
-  libisal-dev llvm-16-dev libzstd-dev prometheus-cpp-dev
+  libisal-dev llvm-16-dev libzstd-dev prometheus-cpp-dev libmimalloc-dev
   libgtest-dev libgmock-dev librapidcheck-dev
 )
 

@@ -148,7 +148,7 @@ void ControlPlane::Locate(const std::string& job) {
     } else {
       event = NodeEvent::CoordinatorLocated{std::move(*record)};
     }
-    loop_->Post([this, event = std::move(event)] { sink_(event); });
+    loop_->Post([this, event = std::move(event)]() mutable { sink_(std::move(event)); });
   });
 }
 
@@ -216,9 +216,9 @@ void ControlPlane::Disconnect() {
   }
 }
 
-void ControlPlane::Send(const control::Envelope& message) {
+void ControlPlane::Send(control::Envelope message) {
   if (local_job_.empty() && !coordinator_) return;
-  auto bytes = local_job_.empty() ? Encode(message) : EncodeEnvelope(message);
+  auto bytes = local_job_.empty() ? Encode(std::move(message)) : EncodeEnvelope(std::move(message));
   if (!bytes.ok()) {
     logger_.Error("a message of ours breaks a rule and was not sent: {}", bytes.error().ToString());
     return;
@@ -262,7 +262,7 @@ void ControlPlane::ToCoordinator(const std::string& job, const CoordinatorEvent:
 
 void ControlPlane::Run(const std::string& job, CoordinatorActions actions) {
   using A = CoordinatorAction;
-  for (const A::Any& action : actions) {
+  for (A::Any& action : actions) {
     const auto it = hosts_.find(job);
     if (it == hosts_.end()) return;  // stood down
     Host& host = it->second;
@@ -270,7 +270,7 @@ void ControlPlane::Run(const std::string& job, CoordinatorActions actions) {
     std::visit(Overloaded{
                    [&](const A::ReadRendezvous&) { ReadRendezvous(job); },
                    [&](const A::WriteRendezvous& a) { WriteRendezvous(job, a); },
-                   [&](const A::Send& a) { SendTo(job, a.to, a.message); },
+                   [&](A::Send& a) { SendTo(job, a.to, std::move(a.message)); },
                    [&](const A::CloseConnection& a) {
                      if (a.connection != kLocalConnection) network_->Close(a.connection);
                    },
@@ -292,16 +292,15 @@ void ControlPlane::Run(const std::string& job, CoordinatorActions actions) {
   }
 }
 
-void ControlPlane::SendTo(const std::string& job, ConnectionId to,
-                          const control::Envelope& message) {
+void ControlPlane::SendTo(const std::string& job, ConnectionId to, control::Envelope message) {
   if (to == kLocalConnection) {
     // Posted, so that the two machines never run inside each other.
-    loop_->Post([this, job, message, link = link_] {
-      if (link == link_ && local_job_ == job) sink_(NodeEvent::Received{message});
+    loop_->Post([this, job, message = std::move(message), link = link_]() mutable {
+      if (link == link_ && local_job_ == job) sink_(NodeEvent::Received{std::move(message)});
     });
     return;
   }
-  auto bytes = Encode(message);
+  auto bytes = Encode(std::move(message));
   if (!bytes.ok()) {
     logger_.Error("a message of the coordinator breaks a rule and was not sent: {}",
                   bytes.error().ToString());

@@ -54,7 +54,7 @@ class ControlPlane : private FrameHandler {
   void BecomeCoordinator(const control::JobSettings& settings, Duration gather_deadline);
   void Connect(const HostPort& to, bool local);
   void Disconnect();
-  void Send(const control::Envelope& message);
+  void Send(control::Envelope message);
 
   std::optional<control::JobStatus> CoordinatorStatus(const std::string& job) const;
   // Empty unless this agent coordinates the job.
@@ -90,7 +90,7 @@ class ControlPlane : private FrameHandler {
   void Run(const std::string& job, CoordinatorActions actions);
   void ReadRendezvous(const std::string& job);
   void WriteRendezvous(const std::string& job, const CoordinatorAction::WriteRendezvous& write);
-  void SendTo(const std::string& job, ConnectionId to, const control::Envelope& message);
+  void SendTo(const std::string& job, ConnectionId to, control::Envelope message);
   void Remove(const std::string& job, const std::string& reason);
 
   const Options options_;

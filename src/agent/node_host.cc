@@ -140,7 +140,7 @@ void NodeHost::Dispatch(const NodeEvent::Any& event) {
     }
   }
   if (ordered.empty()) return;
-  ordered_->Submit([this, batch = std::move(ordered)] { RunBatch(batch); });
+  ordered_->Submit([this, batch = std::move(ordered)]() mutable { RunBatch(&batch); });
 }
 
 void NodeHost::Observe(const NodeEvent::Any& event) {
@@ -197,15 +197,16 @@ void NodeHost::Announce(const NodeAction::Any& action) {
   if (parts_.steps != nullptr) parts_.steps->Announce(action);
 }
 
-void NodeHost::RunBatch(const NodeActions& actions) {
-  for (size_t i = 0; i < actions.size(); ++i) {
-    Announce(actions[i]);
-    const Status done = Carry(actions[i]);
+void NodeHost::RunBatch(NodeActions* actions) {
+  for (size_t i = 0; i < actions->size(); ++i) {
+    NodeAction::Any& action = (*actions)[i];
+    Announce(action);
+    const Status done = Carry(&action);
     if (done.ok()) continue;
-    const std::string name(ActionName(actions[i]));
+    const std::string name(ActionName(action));
     parts_.logger.Error("{} failed: {}", name, done.error().ToString());
     NodeEvent::BatchFailed failed{name, done.error(), {}};
-    for (const NodeAction::Any& skipped : std::span(actions).subspan(i)) {
+    for (const NodeAction::Any& skipped : std::span(*actions).subspan(i)) {
       if (const auto task = TaskOf(skipped)) failed.skipped.push_back(*task);
     }
     Post(std::move(failed));
@@ -213,8 +214,8 @@ void NodeHost::RunBatch(const NodeActions& actions) {
   }
 }
 
-Status NodeHost::Carry(const NodeAction::Any& action) {
-  return std::visit([this](const auto& a) { return Do(a); }, action);
+Status NodeHost::Carry(NodeAction::Any* action) {
+  return std::visit([this](auto& a) { return Do(a); }, *action);
 }
 
 Status NodeHost::OnLoop(std::function<void()> work) {
@@ -262,8 +263,11 @@ Status NodeHost::Do(const NodeAction::Disconnect&) {
   return OnLoop([this] { parts_.control->Disconnect(); });
 }
 
-Status NodeHost::Do(const NodeAction::Send& a) {
-  return OnLoop([this, a] { parts_.control->Send(a.message); });
+// A message may be large: it is given on, not copied.
+Status NodeHost::Do(NodeAction::Send& a) {
+  return OnLoop([this, message = std::move(a.message)]() mutable {
+    parts_.control->Send(std::move(message));
+  });
 }
 
 // Not worth a failed batch: what stays is removed by the next cleaning.

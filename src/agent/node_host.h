@@ -90,8 +90,8 @@ class NodeHost {
   void Post(NodeEvent::Any event);  // any thread
   void Announce(const NodeAction::Any& action);
   // Ordered actions and starts of tasks, on the ordered thread.
-  void RunBatch(const NodeActions& actions);
-  Status Carry(const NodeAction::Any& action);
+  void RunBatch(NodeActions* actions);
+  Status Carry(NodeAction::Any* action);  // a message that it sends is moved out
   Status Do(const NodeAction::PersistState& action);
   Status Do(const NodeAction::RemoveConfig& action);
   Status Do(const NodeAction::ReadConfig& action);
@@ -101,7 +101,7 @@ class NodeHost {
   Status Do(const NodeAction::BecomeCoordinator& action);
   Status Do(const NodeAction::Connect& action);
   Status Do(const NodeAction::Disconnect& action);
-  Status Do(const NodeAction::Send& action);
+  Status Do(NodeAction::Send& action);
   Status Do(const NodeAction::DiscardSaves& action);
   Status Do(const NodeAction::WritePrerestore& action);
   Status Do(const NodeAction::PlaceLink& action);

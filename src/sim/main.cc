@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
   app.add_option("--nodes", options.nodes, "nodes of the job; without it the seed decides")
       ->check(CLI::Range(2, 64));
   app.add_option("--jobs", options.jobs, "processes; without it one a processor");
+  app.add_option("--failures", options.failures_max,
+                 "end after so many failed schedules; without it all are run");
   app.add_flag("--trace", options.trace, "print every event as it happens");
   app.add_option("--scenario", options.scenario, "a schedule by name instead, or 'all'");
   app.add_flag("--json", options.as_json, "print the report as JSON");

@@ -31,6 +31,7 @@ json ToJson(const SimulationResult& result) {
 
 void Report::Add(const json& result, const std::string& replay) {
   ++schedules_;
+  hashes_ += std::stoull(result["hash"].get<std::string>(), nullptr, 16);
   events_ += result["events"].get<uint64_t>();
   faults_ += result["faults"].get<uint64_t>();
   simulated_seconds_ += result["simulated_seconds"].get<double>();
@@ -80,8 +81,8 @@ void Report::Print(double seconds, double cpu_seconds) const {
     fmt::print("FAILED: {}\nreplay: {}\n\n", failed["failure"].get<std::string>(),
                failed["replay"].get<std::string>());
   }
-  fmt::print("{} schedules, {} failed; {} events, {:.1f} simulated hours\n", schedules_, failures_,
-             events_, simulated_seconds_ / 3600);
+  fmt::print("{} schedules, {} failed; {} events, {:.1f} simulated hours; all traces {:016x}\n",
+             schedules_, failures_, events_, simulated_seconds_ / 3600, hashes_);
   fmt::print("{:.1f} s, {:.1f} s of processor, {:.1f} ms a schedule; {} ran twice, same hash\n",
              seconds, cpu_seconds, Average(cpu_seconds * 1000), run_twice_);
   fmt::print("a schedule: {:.1f} faults, {:.1f} crashes\n", Average(double(faults_)),
@@ -97,6 +98,7 @@ json Report::Json(double seconds, double cpu_seconds) const {
   return {{"schedules", schedules_},
           {"failures", failures_},
           {"events", events_},
+          {"all_traces", fmt::format("{:016x}", hashes_)},
           {"simulated_seconds", simulated_seconds_},
           {"seconds", seconds},
           {"cpu_seconds", cpu_seconds},

@@ -32,6 +32,7 @@ class Report {
   uint64_t Crashes() const;
 
   uint64_t schedules_ = 0, failures_ = 0, events_ = 0, faults_ = 0, run_twice_ = 0;
+  uint64_t hashes_ = 0;  // of all traces, summed: the same schedules give the same
   double simulated_seconds_ = 0;
   std::map<std::string, uint64_t> counts_, faults_by_kind_;
   nlohmann::json failed_ = nlohmann::json::array();

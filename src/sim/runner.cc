@@ -1,23 +1,18 @@
 #include "sim/runner.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <functional>
-#include <memory>
 #include <thread>
 #include <vector>
 
-#include "base/check.h"
 #include "sim/report.h"
 #include "sim/scenarios.h"
 #include "sim/simulation.h"
+#include "sim/workers.h"
 
 namespace tierkeep::sim {
 namespace {
@@ -25,7 +20,7 @@ namespace {
 using nlohmann::json;
 
 // Every so many seeds one runs twice: the hashes of its traces must be the same.
-constexpr uint64_t kTwiceEvery = 20;
+constexpr uint64_t kTwiceEvery = 50;
 
 struct Unit {
   uint64_t number = 0;  // of the whole
@@ -77,93 +72,66 @@ json RunUnit(const Unit& unit, bool print) {
   return out;
 }
 
-// One child process: runs every `stride`-th unit from `next` on and writes a line for each.
-struct Child {
-  pid_t pid = -1;
-  int fd = -1;
-  std::string buffer;
-  size_t next = 0;  // unit that it is at
-  size_t stride = 1;
+// What one process does: every `stride`-th schedule from `next` on, a line for each. One that
+// brings its process down is noted, and a new process goes on behind it.
+class Lane {
+ public:
+  Lane(size_t next, size_t stride, const std::vector<Unit>& units, const RunnerOptions& options,
+       Report* report, Workers* workers)
+      : next_(next),
+        stride_(stride),
+        units_(units),
+        options_(options),
+        report_(report),
+        workers_(workers) {}
+
+  void Begin() {
+    if (next_ >= units_.size()) return;
+    workers_->Add({[this](const Workers::Say& say) { Work(say); },
+                   [this](const std::string& line) {
+                     report_->Add(json::parse(line), units_[next_].replay);
+                     Next();
+                   },
+                   [this](const std::string& death) { Ended(death); }});
+  }
+
+ private:
+  void Work(const Workers::Say& say) const {
+    for (size_t i = next_; i < units_.size(); i += stride_) {
+      LimitComputing();
+      say(RunUnit(units_[i], false).dump());
+    }
+  }
+  void Next() {
+    next_ += stride_;
+    if (options_.failures_max != 0 && report_->failures() >= options_.failures_max) {
+      workers_->Stop();
+    }
+  }
+  void Ended(const std::string& death) {
+    if (next_ >= units_.size()) return;
+    report_->AddDeath(units_[next_].replay, death.empty() ? "it ended too early" : death);
+    Next();
+    Begin();
+  }
+
+  size_t next_;
+  const size_t stride_;
+  const std::vector<Unit>& units_;
+  const RunnerOptions& options_;
+  Report* const report_;
+  Workers* const workers_;
 };
 
-void WriteLine(int fd, const std::string& line) {
-  size_t done = 0;
-  const std::string text = line + "\n";
-  while (done < text.size()) {
-    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) ::_exit(3);
-    done += static_cast<size_t>(n);
+void RunInLanes(const std::vector<Unit>& units, size_t processes, const RunnerOptions& options,
+                Report* report) {
+  Workers workers;
+  std::vector<Lane> lanes;
+  for (size_t i = 0; i < processes; ++i) {
+    lanes.emplace_back(i, processes, units, options, report, &workers);
   }
-}
-
-void StartChild(Child* child, const std::vector<Unit>& units) {
-  int ends[2];
-  TK_CHECK(::pipe(ends) == 0);
-  std::fflush(stdout);
-  child->pid = ::fork();
-  TK_CHECK(child->pid >= 0);
-  if (child->pid == 0) {
-    ::close(ends[0]);
-    for (size_t i = child->next; i < units.size(); i += child->stride) {
-      WriteLine(ends[1], RunUnit(units[i], false).dump());
-    }
-    ::_exit(0);
-  }
-  ::close(ends[1]);
-  child->fd = ends[0];
-}
-
-std::string HowItEnded(int status) {
-  if (WIFSIGNALED(status)) return fmt::format("signal {}", ::strsignal(WTERMSIG(status)));
-  return fmt::format("exit status {}", WEXITSTATUS(status));
-}
-
-// False: the child is done with all of its units.
-bool ReadFrom(Child* child, const std::vector<Unit>& units, Report* report) {
-  char bytes[65536];
-  const ssize_t n = ::read(child->fd, bytes, sizeof(bytes));
-  if (n < 0 && errno == EINTR) return true;
-  if (n > 0) {
-    child->buffer.append(bytes, static_cast<size_t>(n));
-    for (size_t end; (end = child->buffer.find('\n')) != std::string::npos;) {
-      const json result = json::parse(child->buffer.substr(0, end));
-      report->Add(result, units[child->next].replay);
-      child->buffer.erase(0, end + 1);
-      child->next += child->stride;
-    }
-    return true;
-  }
-  ::close(child->fd);
-  int status = 0;
-  ::waitpid(child->pid, &status, 0);
-  if (child->next >= units.size()) return false;
-  report->AddDeath(units[child->next].replay, HowItEnded(status));
-  child->next += child->stride;
-  child->buffer.clear();
-  if (child->next >= units.size()) return false;
-  StartChild(child, units);
-  return true;
-}
-
-void RunInChildren(const std::vector<Unit>& units, size_t jobs, Report* report) {
-  std::vector<Child> children(std::min(jobs, units.size()));
-  for (size_t i = 0; i < children.size(); ++i) {
-    children[i].next = i;
-    children[i].stride = children.size();
-    StartChild(&children[i], units);
-  }
-  while (!children.empty()) {
-    std::vector<pollfd> fds;
-    for (const Child& child : children) fds.push_back({child.fd, POLLIN, 0});
-    if (::poll(fds.data(), fds.size(), -1) < 0) continue;
-    for (size_t i = fds.size(); i-- > 0;) {
-      if (fds[i].revents == 0) continue;
-      if (!ReadFrom(&children[i], units, report)) {
-        children.erase(children.begin() + static_cast<ptrdiff_t>(i));
-      }
-    }
-  }
+  for (Lane& lane : lanes) lane.Begin();
+  workers.Run(processes);
 }
 
 double CpuSeconds() {
@@ -189,7 +157,7 @@ int RunMany(const RunnerOptions& options) {
   } else {
     const size_t jobs =
         options.jobs > 0 ? options.jobs : std::max(1U, std::thread::hardware_concurrency());
-    RunInChildren(units, jobs, &report);
+    RunInLanes(units, jobs, options, &report);
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   if (options.as_json) {

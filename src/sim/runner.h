@@ -10,9 +10,10 @@ struct RunnerOptions {
   uint64_t seed = 1;
   uint64_t runs = 1;
   uint32_t nodes = 0;
-  uint32_t jobs = 0;     // processes; 0: one a processor
-  bool trace = false;    // print every event as it happens
-  std::string scenario;  // instead of seeds; "all"
+  uint32_t jobs = 0;          // processes; 0: one a processor
+  uint32_t failures_max = 0;  // ends after so many failed schedules; 0: never
+  bool trace = false;         // print every event as it happens
+  std::string scenario;       // instead of seeds; "all"
   bool as_json = false;
 };
 

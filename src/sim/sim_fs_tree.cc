@@ -69,18 +69,19 @@ void FsTree::Post(std::function<void()> work) {
 
 Errno FsTree::Find(const NodePtr& from, std::string_view path, bool allow_link,
                    NodePtr* out) const {
-  NodePtr at = from;
+  const NodePtr* at = &from;
   while (!path.empty()) {
-    if (!IsDir(*at)) return at->type == FileType::kSymlink ? ELOOP : ENOTDIR;
+    const FsNode& node = **at;
+    if (!IsDir(node)) return node.type == FileType::kSymlink ? ELOOP : ENOTDIR;
     const size_t slash = std::min(path.find('/'), path.size());
-    const auto it = at->children.find(path.substr(0, slash));
-    if (it == at->children.end()) return ENOENT;
-    at = it->second;
-    if (at->mounted) return EXDEV;
+    const auto it = node.children.find(path.substr(0, slash));
+    if (it == node.children.end()) return ENOENT;
+    at = &it->second;
+    if ((*at)->mounted) return EXDEV;
     path.remove_prefix(std::min(slash + 1, path.size()));
   }
-  if (at->type == FileType::kSymlink && !allow_link) return ELOOP;
-  *out = std::move(at);
+  if ((*at)->type == FileType::kSymlink && !allow_link) return ELOOP;
+  *out = *at;
   return 0;
 }
 

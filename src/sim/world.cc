@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace tierkeep::sim {
 
@@ -16,7 +17,15 @@ Duration World::Between(Duration from, Duration to) {
 }
 
 void World::At(Instant when, std::function<void()> work) {
-  queue_.push_back({std::max(when, now_), next_order_++, std::move(work)});
+  size_t place = works_.size();
+  if (free_.empty()) {
+    works_.push_back(std::move(work));
+  } else {
+    place = free_.back();
+    free_.pop_back();
+    works_[place] = std::move(work);
+  }
+  queue_.push_back({std::max(when, now_), next_order_++, place});
   std::push_heap(queue_.begin(), queue_.end(), IsLater);
 }
 
@@ -28,10 +37,12 @@ bool World::RunUntil(Instant end, const std::function<bool()>& done) {
       return false;
     }
     std::pop_heap(queue_.begin(), queue_.end(), IsLater);
-    Event event = std::move(queue_.back());
+    const Event event = queue_.back();
     queue_.pop_back();
+    const std::function<void()> work = std::exchange(works_[event.place], nullptr);
+    free_.push_back(event.place);
     now_ = event.at;
-    event.work();
+    work();
     if (++events_ == kEventsMax) {
       Fail(fmt::format("it goes round in circles: {} events, and no end", kEventsMax));
     }

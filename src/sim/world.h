@@ -69,7 +69,7 @@ class World {
   struct Event {
     Instant at;
     uint64_t order;
-    std::function<void()> work;
+    size_t place;  // of its work
   };
   static bool IsLater(const Event& a, const Event& b) {
     return a.at != b.at ? a.at > b.at : a.order > b.order;
@@ -93,6 +93,8 @@ class World {
   uint64_t next_order_ = 0;
   uint64_t events_ = 0;
   std::vector<Event> queue_;  // a heap: the next one first
+  std::vector<std::function<void()>> works_;
+  std::vector<size_t> free_;  // places in works_
   uint64_t hash_ = 0x243f6a8885a308d3U;
   std::deque<std::string> trace_;
   std::map<std::string, uint64_t, std::less<>> counts_;

@@ -1,16 +1,12 @@
 #include "sim/mutable/suite.h"
 
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <deque>
+#include <cstdio>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
@@ -20,6 +16,7 @@
 #include "base/mutation.h"
 #include "sim/scenarios.h"
 #include "sim/simulation.h"
+#include "sim/workers.h"
 
 namespace tierkeep::sim {
 namespace {
@@ -37,240 +34,185 @@ constexpr Named kMutations[] = {TK_MUTATIONS(TK_NAMED)};
 constexpr const char* kProbes[] = {TK_PROBES(TK_TEXT)};
 #undef TK_TEXT
 
-// What one process does: schedules first, first + stride, ... below end, until one fails.
-struct Work {
-  Mutation mutation = Mutation::kNone;
-  const char* name = "";
-  uint64_t first = 0, end = 0, stride = 1;
-  bool scenarios = false;  // those too, after the schedules
-};
+// A schedule: of a seed, or one with a name.
+struct Schedule {
+  uint64_t seed = 0;
+  const Scenario* scenario = nullptr;
 
-struct Outcome {
-  std::optional<uint64_t> failed_at;
-  std::string failure;
-  uint64_t schedules = 0;
-  std::vector<uint64_t> hits;
-};
-
-void WriteAll(int fd, const std::string& text) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) ::_exit(3);
-    done += static_cast<size_t>(n);
+  std::string Name() const {
+    return scenario != nullptr ? fmt::format("--scenario {}", scenario->name)
+                               : fmt::format("--seed {}", seed);
   }
-}
-
-// In the child. A line when a schedule begins, so that a death can be told to its seed; then one
-// with the outcome.
-void DoWork(const Work& work, int fd) {
-  selected_mutation = work.mutation;
-  json outcome = json::object();
-  const auto note = [&](const SimulationResult& result, const std::string& what) {
-    if (result.failure.empty()) return false;
-    outcome["failure"] = what + result.failure;
-    return true;
-  };
-  bool failed = false;
-  for (uint64_t seed = work.first; seed < work.end && !failed; seed += work.stride) {
-    WriteAll(fd, fmt::format("{}\n", seed));
+  // What failed; empty: nothing.
+  std::string Run() const {
+    LimitComputing();
+    if (scenario != nullptr) return RunScenario(*scenario, false, false).failure;
     SimulationOptions options;
     options.seed = seed;
-    const SimulationResult result = RunSeed(options);
-    if (!result.failure.empty() && work.mutation != Mutation::kNone) {
-      // Only what passes with the guard in place shows that the guard was missed.
-      selected_mutation = Mutation::kNone;
-      const bool fails_anyway = !RunSeed(options).failure.empty();
-      selected_mutation = work.mutation;
-      if (fails_anyway) continue;
-    }
-    failed = note(result, "");
+    return RunSeed(options).failure;
   }
-  if (work.scenarios && !failed) {
-    for (const Scenario& scenario : Scenarios()) {
-      if (note(RunScenario(scenario, false, false), fmt::format("scenario {}: ", scenario.name))) {
-        break;
-      }
-    }
-  }
-  outcome["hits"] = probe_hits;
-  WriteAll(fd, outcome.dump() + "\n");
-}
+};
 
-class Child {
- public:
-  explicit Child(Work work) : work_(work) {
-    int ends[2];
-    TK_CHECK(::pipe(ends) == 0);
-    std::fflush(stdout);
-    pid_ = ::fork();
-    TK_CHECK(pid_ >= 0);
-    if (pid_ == 0) {
-      ::close(ends[0]);
-      // What a broken guard makes the product say goes nowhere.
-      if (work.mutation != Mutation::kNone && ::freopen("/dev/null", "w", stderr) == nullptr) {
-        ::_exit(3);
-      }
-      DoWork(work_, ends[1]);
-      ::_exit(0);
-    }
-    ::close(ends[1]);
-    fd_ = ends[0];
-  }
-
-  const Work& work() const { return work_; }
-  int fd() const { return fd_; }
-
-  // nullopt: not done yet.
-  std::optional<Outcome> Read() {
-    char bytes[4096];
-    const ssize_t n = ::read(fd_, bytes, sizeof(bytes));
-    if (n < 0 && errno == EINTR) return std::nullopt;
-    if (n > 0) {
-      buffer_.append(bytes, static_cast<size_t>(n));
-      for (size_t end; (end = buffer_.find('\n')) != std::string::npos;) {
-        Line(buffer_.substr(0, end));
-        buffer_.erase(0, end + 1);
-      }
-      return std::nullopt;
-    }
-    ::close(fd_);
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    if (outcome_.hits.empty()) {
-      outcome_.failed_at = seed_;
-      outcome_.failure = WIFSIGNALED(status)
-                             ? fmt::format("it died: {}", ::strsignal(WTERMSIG(status)))
-                             : fmt::format("it ended with status {}", WEXITSTATUS(status));
-    }
-    return outcome_;
-  }
-
- private:
-  void Line(const std::string& line) {
-    if (line[0] != '{') {
-      seed_ = std::stoull(line);
-      ++outcome_.schedules;
-      return;
-    }
-    const json end = json::parse(line);
-    outcome_.hits = end["hits"].get<std::vector<uint64_t>>();
-    if (!end.contains("failure")) return;
-    outcome_.failed_at = seed_;
-    outcome_.failure = end["failure"];
-  }
-
-  Work work_;
-  pid_t pid_ = -1;
-  int fd_ = -1;
-  std::string buffer_;
-  uint64_t seed_ = 0;
-  Outcome outcome_;
+// How a mutation was noticed.
+struct Finding {
+  size_t tried = 0;          // schedules
+  std::optional<size_t> by;  // its place in the list
+  std::string failure;
 };
 
 class Suite {
  public:
-  explicit Suite(const SuiteOptions& options) : options_(options) {
-    jobs_ = options.jobs > 0 ? options.jobs : std::max(1U, std::thread::hardware_concurrency());
-    hits_.resize(std::size(kProbes));
-    for (const Named& named : kMutations) {
-      if (!options.mutation.empty() && options.mutation != named.name) continue;
-      queue_.push_back(
-          {named.mutation, named.name, options.seed, options.seed + options.within, 1, false});
-    }
-    if (!options.mutation.empty()) return;
-    const uint64_t runs = std::max(options.runs, options.within);
-    for (size_t i = 0; i < jobs_; ++i) {
-      queue_.push_back({Mutation::kNone, "none", options.seed + i, options.seed + runs, jobs_,
-                        /*scenarios=*/i == 0});
+  explicit Suite(const SuiteOptions& options) : options_(options), hits_(std::size(kProbes)) {
+    processes_ =
+        options.jobs > 0 ? options.jobs : std::max(1U, std::thread::hardware_concurrency());
+    // Those with names are part of the number in which a mutation must be noticed.
+    const size_t named = Scenarios().size();
+    within_ = std::max<size_t>(options.within, named + 1);
+    for (uint64_t i = 0; i < within_ - named; ++i)
+      schedules_.push_back({options.seed + i, nullptr});
+    for (const Scenario& scenario : Scenarios()) schedules_.push_back({0, &scenario});
+    for (uint64_t i = within_ - named; i < options.runs; ++i) {
+      schedules_.push_back({options.seed + i, nullptr});
     }
   }
 
   int Run() {
     const auto begin = std::chrono::steady_clock::now();
-    std::vector<Child> children;
-    while (!queue_.empty() || !children.empty()) {
-      while (!queue_.empty() && children.size() < jobs_) {
-        children.emplace_back(queue_.front());
-        queue_.pop_front();
-      }
-      std::vector<pollfd> fds;
-      for (const Child& child : children) fds.push_back({child.fd(), POLLIN, 0});
-      if (::poll(fds.data(), fds.size(), -1) < 0) continue;
-      for (size_t i = fds.size(); i-- > 0;) {
-        if (fds[i].revents == 0) continue;
-        if (const auto outcome = children[i].Read()) {
-          Note(children[i].work(), *outcome);
-          children.erase(children.begin() + static_cast<ptrdiff_t>(i));
-        }
-      }
+    for (size_t i = 0; options_.mutation.empty() && i < processes_; ++i) AddControl(i);
+    for (const Named& named : kMutations) {
+      if (options_.mutation.empty() || options_.mutation == named.name) AddMutation(named);
     }
+    workers_.Run(processes_);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    Print(took.count());
+    Judge();
+    if (options_.as_json) {
+      fmt::print("{}\n", Json(took.count()).dump(2));
+    } else {
+      Print(took.count());
+    }
     return problems_.empty() ? 0 : 1;
   }
 
  private:
-  void Note(const Work& work, const Outcome& outcome) {
-    if (work.mutation != Mutation::kNone) {
-      noticed_[work.name] = outcome;
-      if (!outcome.failed_at) {
-        problems_.push_back(fmt::format("mutation {} was not noticed in {} schedules", work.name,
-                                        outcome.schedules));
-      }
-      return;
+  // Every `processes_`-th schedule with all guards in place, from `next` on.
+  void AddControl(size_t next) {
+    auto at = std::make_shared<size_t>(next);
+    workers_.Add({[this, next](const Workers::Say& say) {
+                    for (size_t i = next; i < schedules_.size(); i += processes_) {
+                      std::fill(std::begin(probe_hits), std::end(probe_hits), 0);
+                      const std::string failure = schedules_[i].Run();
+                      say(json{{"failure", failure}, {"hits", probe_hits}}.dump());
+                    }
+                  },
+                  [this, at](const std::string& line) {
+                    NoteControl(*at, json::parse(line));
+                    *at += processes_;
+                  },
+                  [this, at](const std::string& death) {
+                    if (*at >= schedules_.size()) return;
+                    NoteFailure(*at, death);
+                    AddControl(*at + processes_);
+                  }});
+  }
+  void NoteControl(size_t i, const json& result) {
+    const auto hits = result["hits"].get<std::vector<uint64_t>>();
+    for (size_t probe = 0; probe < hits_.size(); ++probe) hits_[probe] += hits[probe];
+    const std::string failure = result["failure"];
+    if (!failure.empty()) NoteFailure(i, failure);
+  }
+  void NoteFailure(size_t i, const std::string& failure) {
+    ++failed_unmutated_;
+    problems_.push_back(
+        fmt::format("without a mutation {} fails: {}", schedules_[i].Name(), failure));
+  }
+
+  // Schedules with one guard taken away, until one fails that passes with the guard.
+  void AddMutation(const Named& named) {
+    Finding& finding = findings_[named.name];
+    workers_.Add({[this, named](const Workers::Say& say) {
+                    // What a broken guard makes the product say goes nowhere.
+                    TK_CHECK(std::freopen("/dev/null", "w", stderr) != nullptr);
+                    for (size_t i = 0; i < within_; ++i) {
+                      say(fmt::format("{}", i));  // that a death can be told to its schedule
+                      selected_mutation = named.mutation;
+                      const std::string failure = schedules_[i].Run();
+                      if (failure.empty()) continue;
+                      // Only what passes with the guard in place shows that the guard was missed.
+                      selected_mutation = Mutation::kNone;
+                      if (!schedules_[i].Run().empty()) continue;
+                      return say(json{{"failure", failure}}.dump());
+                    }
+                  },
+                  [this, &finding](const std::string& line) {
+                    if (line[0] != '{') {
+                      ++finding.tried;
+                      finding.by = std::stoull(line);
+                    } else {
+                      finding.failure = json::parse(line)["failure"];
+                    }
+                  },
+                  [&finding](const std::string& death) {
+                    if (finding.failure.empty()) finding.failure = death;
+                    if (finding.failure.empty()) finding.by.reset();
+                  }});
+  }
+
+  void Judge() {
+    for (const auto& [name, finding] : findings_) {
+      if (finding.by) continue;
+      problems_.push_back(
+          fmt::format("mutation {} was not noticed in {} schedules", name, finding.tried));
     }
-    unmutated_ += outcome.schedules;
-    for (size_t i = 0; i < outcome.hits.size(); ++i) hits_[i] += outcome.hits[i];
-    if (outcome.failed_at) {
-      problems_.push_back(fmt::format("without a mutation, schedule {} fails: {}",
-                                      *outcome.failed_at, outcome.failure));
+    for (size_t i = 0; options_.mutation.empty() && i < hits_.size(); ++i) {
+      if (hits_[i] == 0) problems_.push_back(fmt::format("probe never hit: {}", kProbes[i]));
     }
   }
 
-  void Print(double seconds) {
-    if (options_.mutation.empty()) {
-      for (size_t i = 0; i < hits_.size(); ++i) {
-        if (hits_[i] == 0) problems_.push_back(fmt::format("probe never hit: {}", kProbes[i]));
-      }
-    }
-    if (options_.as_json) {
-      fmt::print("{}\n", Json(seconds).dump(2));
-      return;
-    }
-    for (const auto& [name, outcome] : noticed_) {
-      if (outcome.failed_at) {
-        fmt::print("{:<26} noticed by schedule {:>4} (the {}th): {}\n", name, *outcome.failed_at,
-                   outcome.schedules, outcome.failure.substr(0, 160));
+  void Print(double seconds) const {
+    for (const auto& [name, finding] : findings_) {
+      if (finding.by) {
+        fmt::print("{:<26} noticed by the {:>3}. ({}): {}\n", name, finding.tried,
+                   schedules_[*finding.by].Name(), finding.failure.substr(0, 160));
       } else {
-        fmt::print("{:<26} NOT noticed in {} schedules\n", name, outcome.schedules);
+        fmt::print("{:<26} NOT noticed in {} schedules\n", name, finding.tried);
       }
-    }
-    if (options_.mutation.empty()) {
-      for (size_t i = 0; i < hits_.size(); ++i) fmt::print("{:>9} {}\n", hits_[i], kProbes[i]);
     }
     for (const std::string& problem : problems_) fmt::print("FAILED: {}\n", problem);
-    fmt::print("{} mutations, {} schedules without one, {:.1f} s\n", noticed_.size(), unmutated_,
-               seconds);
+    if (!options_.mutation.empty()) return;
+    for (size_t i = 0; i < hits_.size(); ++i) fmt::print("{:>9} {}\n", hits_[i], kProbes[i]);
+    const auto noticed = std::count_if(findings_.begin(), findings_.end(), [](const auto& entry) {
+      return entry.second.by.has_value();
+    });
+    const auto hit = std::count_if(hits_.begin(), hits_.end(), [](uint64_t n) { return n > 0; });
+    fmt::print(
+        "{} of {} mutations noticed, {} of {} probes hit; {} of {} schedules fail unmutated; "
+        "{:.1f} s\n",
+        noticed, findings_.size(), hit, hits_.size(), failed_unmutated_, schedules_.size(),
+        seconds);
   }
 
   json Json(double seconds) const {
-    json out = {{"seconds", seconds}, {"unmutated", unmutated_}, {"problems", problems_}};
-    for (const auto& [name, outcome] : noticed_) {
+    json out = {{"seconds", seconds},
+                {"schedules", schedules_.size()},
+                {"problems", problems_},
+                {"mutations", json::object()}};
+    for (const auto& [name, finding] : findings_) {
       json& one = out["mutations"][name];
-      one = {{"schedules", outcome.schedules}, {"failure", outcome.failure}};
-      if (outcome.failed_at) one["noticed_by"] = *outcome.failed_at;
+      one = {{"tried", finding.tried}, {"failure", finding.failure}};
+      if (finding.by) one["noticed_by"] = schedules_[*finding.by].Name();
     }
     for (size_t i = 0; i < hits_.size(); ++i) out["probes"][kProbes[i]] = hits_[i];
     return out;
   }
 
   const SuiteOptions options_;
-  size_t jobs_ = 1;
-  std::deque<Work> queue_;
-  std::map<std::string, Outcome> noticed_;
+  size_t processes_ = 1;
+  size_t within_ = 0;
+  std::vector<Schedule> schedules_;  // the first `within_` for mutations, all without
+  Workers workers_;
+  uint64_t failed_unmutated_ = 0;
+  std::map<std::string, Finding> findings_;
   std::vector<uint64_t> hits_;
-  uint64_t unmutated_ = 0;
   std::vector<std::string> problems_;
 };
 

@@ -10,8 +10,8 @@ namespace tierkeep::sim {
 
 struct SuiteOptions {
   uint64_t seed = 1;      // the first schedule
-  uint64_t within = 200;  // a mutation must be noticed in so many schedules
-  uint64_t runs = 200;    // schedules without one, from `seed` on; at least `within`
+  uint64_t within = 200;  // a mutation must be noticed in so many schedules, the named ones last
+  uint64_t runs = 0;      // schedules without one, at least `within`
   uint32_t jobs = 0;      // processes; 0: one a processor
   std::string mutation;   // this one alone, and no run without
   bool as_json = false;
