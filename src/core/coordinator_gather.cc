@@ -344,7 +344,7 @@ void CoordinatorMachine::Impl::StartRun() {
     holders_[peer.node()] = std::move(peer);
   }
   resumed_.clear();
-  matcher_.emplace(settings_.world().nodes());
+  matcher_.emplace(settings_.world().nodes(), options_.timings.overtaken_max);
   Log(Severity::kInfo, fmt::format("Run {} {} with {} nodes", run_.ToString(),
                                    continuing_ ? "goes on" : "begins", members_.size()));
   for (auto& [rank, peer] : members_) {
@@ -396,7 +396,13 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
   }
   const bool same_agent = member != nullptr && member->agent() == peer.agent();
   if (member != nullptr && !same_agent && member->connected) {
-    Reject(peer, fmt::format("node name {} is used by another agent", peer.node()), true);
+    // Either two agents have one name, or the host was lost with all it had and came back before
+    // its old connection was found dead. The older one tells which: it answers pings or it doesn't.
+    const bool known =
+        member->contested && now_ - *member->contested < options_.timings.silent_after;
+    if (!known) member->contested = now_;
+    Reject(peer, fmt::format("node name {} is used by another agent", peer.node()),
+           /*fatal=*/known && member->heard > *member->contested);
     return;
   }
   if (!peer.in_run().none() && (peer.in_run() != run_ || !same_agent)) {

@@ -65,6 +65,7 @@ class CoordinatorMachine::Impl {
     // It wanted the rank while another's run went on, and that other one is here still: until then
     // the other's new yaml is waited for.
     Instant doubted_until{};
+    std::optional<Instant> contested;  // when another agent came under this one's node name
 
     const std::string& node() const { return join.node(); }
     Rank rank() const { return join.rank(); }
