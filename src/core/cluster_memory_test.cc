@@ -96,7 +96,9 @@ TEST(ClusterMemory, EveryOperationWithoutSpaceSaysWhatIsKeptAndWhatWouldDo) {
     cluster.FailNext(1, action, Code::kResourceExhausted);
     cluster.SaveAll(20);
     cluster.Run(1s);
-    for (const Blake3& digest : older) {
+    // What fails to go after the rest is the older one's record: then the newer one is committed.
+    const bool only_record = std::string(action) == "ForgetGenerations";
+    for (const Blake3& digest : only_record ? cluster.NewestDigests() : older) {
       if (cluster.AllCommitted(20)) break;
       EXPECT_GE(cluster.CopiesOf(digest), 1U) << LogOf(cluster);
     }

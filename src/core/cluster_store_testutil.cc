@@ -401,7 +401,8 @@ void TestCluster::CheckCommit(size_t host, const control::GenerationRecord& reco
   }
 }
 
-// Nothing of the newest generation that this node has recorded may go.
+// Nothing of the newest generation that this node has recorded may go before a newer commit has
+// been told of.
 void TestCluster::CheckDelete(size_t host, const NodeAction::DeleteShards& a) {
   const Host& h = at(host);
   if (h.generations.empty()) return;
@@ -409,7 +410,7 @@ void TestCluster::CheckDelete(size_t host, const NodeAction::DeleteShards& a) {
   for (const auto& record : h.generations) {
     if (GenerationIdOf(*newest) < GenerationIdOf(record)) newest = &record;
   }
-  const auto keepers = PlacementOf(*newest);
+  if (told_commit_ && GenerationIdOf(*newest) < *told_commit_) return;
   for (int i = 0; i < newest->shards_size(); ++i) {
     const Blake3 digest = DigestOf(newest->shards(i));
     if (std::find(a.digests.begin(), a.digests.end(), digest) == a.digests.end()) continue;

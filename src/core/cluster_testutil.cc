@@ -355,6 +355,10 @@ bool TestCluster::Do(size_t host, const NodeAction::Send& a) {
 void TestCluster::Do(size_t host, const CoordinatorAction::Send& a) {
   const Status checked = CheckEnvelope(a.message);
   if (!checked.ok()) Violation("coordinator sends a bad message: " + checked.error().ToString());
+  if (a.message.has_commit()) {
+    const GenerationId id = GenerationIdOf(a.message.commit().generation());
+    told_commit_ = told_commit_ ? std::max(*told_commit_, id) : id;
+  }
   for (auto& [id, c] : connections_) {
     if (!c.open || c.coordinator != host || c.id != a.to) continue;
     c.to_node = std::max(c.to_node, now_ + Delay());

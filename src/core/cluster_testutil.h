@@ -275,7 +275,8 @@ class TestCluster {
   uint64_t record_version_ = 0;
   std::set<std::pair<size_t, size_t>> cut_;
   std::map<Blake3, std::set<std::string>> ever_held_;
-  std::map<RunId, std::string> released_;  // by run: what all were released with
+  std::map<RunId, std::string> released_;    // by run: what all were released with
+  std::optional<GenerationId> told_commit_;  // the newest one that a coordinator sent
   std::vector<std::string> log_;
   std::string trace_;
   uint64_t pulls_ = 0;

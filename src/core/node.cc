@@ -243,6 +243,7 @@ void NodeMachine::Impl::TakeBackSkipped(const NodeEvent::BatchFailed& e) {
     // Not deleted: the next commit finds them again.
     for (auto& shard : deleting_[task]) shards_.emplace(DigestOf(shard), std::move(shard));
     deleting_.erase(task);
+    forgets_.erase(task);
     const Error error = e.error.With("not started");
     if (compares_.count(task) != 0) Handle(NodeEvent::Compared{task, error});
     if (staging_.count(task) != 0) Handle(NodeEvent::StageFailed{task, error});

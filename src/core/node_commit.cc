@@ -122,7 +122,6 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   message.mutable_commit_recorded()->set_save_number(record.save_number());
   for (const std::string& digest : missing) message.mutable_commit_recorded()->add_missing(digest);
   Send(std::move(message));
-  Do(NodeAction::ForgetGenerations{record.job(), GenerationIdOf(record)});
   committed_ = record;
   std::erase_if(generations_, [&](const auto& other) { return other.job() == record.job(); });
   generations_.push_back(record);
@@ -141,16 +140,23 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
     const std::vector<Blake3> readable = Outdated(m);
     outdated.insert(outdated.end(), readable.begin(), readable.end());
   }
+  ForgetOthers(record.job(), GenerationIdOf(record));
   DeleteAll(std::move(outdated), {});
   TellMetas();
   if (own_run) ForgetRestores(record.job());
+}
+
+// Once what is deleted next is gone: if that is cut short, copies that can't be read are known to
+// be outdated by the records that name them.
+void NodeMachine::Impl::ForgetOthers(const std::string& job, std::optional<GenerationId> keep) {
+  std::erase_if(forgets_, [&](const auto& entry) { return entry.second.job == job; });
+  forgets_[next_task_] = {job, keep};
 }
 
 void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
   if (!m.keep().empty()) return;
   std::vector<Blake3> digests = OutdatedUnreadable(m);
   ForgetUnreadable(digests);
-  Do(NodeAction::ForgetGenerations{m.generation().job(), std::nullopt});
   std::erase_if(generations_,
                 [&](const auto& other) { return other.job() == m.generation().job(); });
   for (const auto* shards : {&shards_, &bad_}) {
@@ -161,6 +167,7 @@ void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
   for (auto& [task, pull] : cancelled_pulls_) {
     if (pull.shard.job() == m.generation().job()) pull.unwanted = true;
   }
+  ForgetOthers(m.generation().job(), std::nullopt);
   DeleteAll(std::move(digests), {});
   TellMetas();
 }

@@ -197,6 +197,7 @@ class NodeMachine::Impl {
   std::vector<Blake3> OutdatedUnreadable(const control::Commit& m) const;
   void ForgetUnreadable(const std::vector<Blake3>& digests);
   void HolderCommit(const control::Commit& m);
+  void ForgetOthers(const std::string& job, std::optional<GenerationId> keep);
   void TellMetas();
   // -- node_compare.cc
   void OnCompare(const control::Compare& m);
@@ -300,6 +301,8 @@ class NodeMachine::Impl {
 
   // Shards whose deletion isn't certain to have begun.
   std::map<TaskId, std::vector<control::ShardInfo>> deleting_;
+  // Records that go after a commit's deletion; at most one a job.
+  std::map<TaskId, NodeAction::ForgetGenerations> forgets_;
 
   // Memory.
   std::optional<MemoryRoom> room_;

@@ -495,6 +495,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
     }
   }
   if (undo_ && undo_->task == e.task) undo_.reset();
+  if (auto forget = forgets_.extract(e.task)) Do(std::move(forget.mapped()));
   RetryPulls();
 }
 

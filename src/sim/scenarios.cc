@@ -1,5 +1,9 @@
 #include "sim/scenarios.h"
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 namespace tierkeep::sim {
 namespace {
 
@@ -38,6 +42,30 @@ void UnreadableOldCopy(Simulation& sim) {
   if (!sim.RunFor(20s)) return;
   sim.job().set_saving(true);
   if (!sim.RunUntilCommitted(2, kLimit)) return;
+  sim.RestartUntilCommitted(kLimit);
+}
+
+// The agent dies in the middle of collecting, and a copy that it was to delete has rotted. With the
+// old record gone before it, nobody knew that it was old.
+void DiesWhileCollecting(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  SimFs& mount = sim.host(1).mount();
+  const std::vector<std::string> records = mount.Files("store/generations");
+  std::string rotten;
+  for (const std::string& path : mount.Files("store/shards")) {
+    if (rotten.empty() && path.ends_with("/manifest")) rotten = path;
+  }
+  if (!mount.FlipByte(rotten, 10, 1).ok()) return sim.world().Fail("the copy can't be damaged");
+  sim.world().Fault("damage at rest");
+  sim.world().RunUntil(sim.world().now() + kLimit, [&] {
+    const std::vector<std::string> now = mount.Files("store/generations");
+    return std::any_of(now.begin(), now.end(), [&](const std::string& path) {
+      return path.find("/.") == std::string::npos &&
+             std::find(records.begin(), records.end(), path) == records.end();
+    });
+  });
+  if (!mount.Content(rotten).ok()) return sim.world().Fail("the copy has been deleted already");
+  sim.host(1).KillAgent();
   sim.RestartUntilCommitted(kLimit);
 }
 
@@ -111,6 +139,10 @@ const std::vector<Scenario>& Scenarios() {
       {.name = "unreadable-old-copy",
        .about = "a copy that can't be read goes with the commit that outdates it",
        .run = UnreadableOldCopy,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 3}},
+      {.name = "dies-while-collecting",
+       .about = "what can't be read is known to be old until all that is old is gone",
+       .run = DiesWhileCollecting,
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 3}},
       {.name = "failed-on-full-mount",
        .about = "a start that fails on a full mount still ends, and the next one comes through",
