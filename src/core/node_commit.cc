@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/mutation.h"
@@ -63,6 +64,7 @@ void NodeMachine::Impl::CancelOutdated(const control::Commit& m) {
 // Copies that can't be read, but that an older record names: left behind, they would stop a restore
 // as soon as nobody else knows any more what they were.
 std::vector<Blake3> NodeMachine::Impl::OutdatedUnreadable(const control::Commit& m) const {
+  if (unreadable_.empty()) return {};
   const std::set<std::string> keep(m.keep().begin(), m.keep().end());
   std::set<std::string> named;
   for (const auto& record : generations_) {
@@ -107,7 +109,8 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
                      FromProto(committed_->save()) == FromProto(record.save());
   const TaskId task = next_task_;
   std::vector<Blake3> outdated = OutdatedUnreadable(m);
-  undo_ = CommitUndo{generations_, saves_, committed_, task};
+  // Kept by moving: a record names all shards of a job.
+  undo_ = CommitUndo{std::exchange(generations_, {}), saves_, std::move(committed_), task};
   const std::vector<std::string> missing = NotHere(m);
   Do(NodeAction::RecordGeneration{record});
   if (!again) {
@@ -123,7 +126,9 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   for (const std::string& digest : missing) message.mutable_commit_recorded()->add_missing(digest);
   Send(std::move(message));
   committed_ = record;
-  std::erase_if(generations_, [&](const auto& other) { return other.job() == record.job(); });
+  std::copy_if(undo_->generations.begin(), undo_->generations.end(),
+               std::back_inserter(generations_),
+               [&](const auto& other) { return other.job() != record.job(); });
   generations_.push_back(record);
   std::erase_if(unreadable_, [](const auto& item) { return item.has_run(); });
   ForgetUnreadable(outdated);
