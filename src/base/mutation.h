@@ -16,47 +16,57 @@
 namespace tierkeep {
 
 // X(enumerator, name for the command line)
-#define TK_MUTATIONS(X)                                         \
-  /* A save commits as soon as its owners have it. */           \
-  X(kCommitOnSendersWord, "commit-on-senders-word")             \
-  /* Older shards go when a newer save is staged. */            \
-  X(kCollectBeforeCommit, "collect-before-commit")              \
-  /* What the node holds is restored unread. */                 \
-  X(kLinkBeforeVerify, "link-before-verify")                    \
-  /* A directory of the store that can't be listed is empty. */ \
-  X(kListingErrorIsEmpty, "listing-error-is-empty")             \
-  /* The highest step is the newest. */                         \
-  X(kNewestByStep, "newest-by-step")                            \
-  /* What a crash left in incoming/ becomes a shard. */         \
-  X(kAdoptFromIncoming, "adopt-from-incoming")                  \
-  /* A restarted agent cleans the volume of its running job. */ \
-  X(kCleanOnResume, "clean-on-resume")                          \
-  /* Nodes are restored from replicas with different values. */ \
-  X(kMixReplicas, "mix-replicas")                               \
-  /* An older coordinator is listened to. */                    \
-  X(kAcceptOlderEpoch, "accept-older-epoch")                    \
-  /* A step that is saved again is the same save. */            \
-  X(kLoseOccurrence, "lose-occurrence")                         \
-  /* A copy that the job may have changed counts. */            \
-  X(kCountSuspectCopy, "count-suspect-copy")                    \
-  /* Received bytes are taken whatever their digest is. */      \
-  X(kTakeWithoutDigest, "take-without-digest")                  \
-  /* Copies that a restore found missing are not made again. */ \
-  X(kNoRebuild, "no-rebuild")                                   \
-  /* The same yaml, seen again, is a new attempt. */            \
-  X(kSameYamlIsNew, "same-yaml-is-new")                         \
-  /* A run's sequence is the wall clock's, lower or not. */     \
-  X(kLowRunSequence, "low-run-sequence")                        \
-  /* A newer complete save doesn't drop the uncommitted one. */ \
-  X(kTwoUncommitted, "two-uncommitted")                         \
-  /* Whoever is prepared is released. */                        \
-  X(kReleaseEarly, "release-early")                             \
-  /* A save counts while somebody still writes to it. */        \
-  X(kIgnoreWriters, "ignore-writers")                           \
-  /* Links before the decision: clients take it for none. */    \
-  X(kLinksBeforeDecision, "links-before-decision")              \
-  /* Obsolete shards stay. */                                   \
-  X(kNeverCollect, "never-collect")
+#define TK_MUTATIONS(X)                                           \
+  /* A save commits as soon as its owners have it. */             \
+  X(kCommitOnSendersWord, "commit-on-senders-word")               \
+  /* Older shards go when a newer save is staged. */              \
+  X(kCollectBeforeCommit, "collect-before-commit")                \
+  /* What the node holds is restored unread. */                   \
+  X(kLinkBeforeVerify, "link-before-verify")                      \
+  /* A directory of the store that can't be listed is empty. */   \
+  X(kListingErrorIsEmpty, "listing-error-is-empty")               \
+  /* The highest step is the newest. */                           \
+  X(kNewestByStep, "newest-by-step")                              \
+  /* What a crash left in incoming/ becomes a shard. */           \
+  X(kAdoptFromIncoming, "adopt-from-incoming")                    \
+  /* A restarted agent cleans the volume of its running job. */   \
+  X(kCleanOnResume, "clean-on-resume")                            \
+  /* Nodes are restored from replicas with different values. */   \
+  X(kMixReplicas, "mix-replicas")                                 \
+  /* An older coordinator is listened to. */                      \
+  X(kAcceptOlderEpoch, "accept-older-epoch")                      \
+  /* A step that is saved again is the same save. */              \
+  X(kLoseOccurrence, "lose-occurrence")                           \
+  /* A copy that the job may have changed counts. */              \
+  X(kCountSuspectCopy, "count-suspect-copy")                      \
+  /* Received bytes are taken whatever their digest is. */        \
+  X(kTakeWithoutDigest, "take-without-digest")                    \
+  /* Copies that a restore found missing are not made again. */   \
+  X(kNoRebuild, "no-rebuild")                                     \
+  /* The same yaml, seen again, is a new attempt. */              \
+  X(kSameYamlIsNew, "same-yaml-is-new")                           \
+  /* A run's sequence is the wall clock's, lower or not. */       \
+  X(kLowRunSequence, "low-run-sequence")                          \
+  /* A newer complete save doesn't drop the uncommitted one. */   \
+  X(kTwoUncommitted, "two-uncommitted")                           \
+  /* Whoever is prepared is released. */                          \
+  X(kReleaseEarly, "release-early")                               \
+  /* A save counts while somebody still writes to it. */          \
+  X(kIgnoreWriters, "ignore-writers")                             \
+  /* Links before the decision: clients take it for none. */      \
+  X(kLinksBeforeDecision, "links-before-decision")                \
+  /* Obsolete shards stay. */                                     \
+  X(kNeverCollect, "never-collect")                               \
+  /* What may have been committed unheard goes like the rest. */  \
+  X(kForgetInDoubt, "forget-in-doubt")                            \
+  /* An order to skip a generation isn't obeyed. */               \
+  X(kIgnoreSkip, "ignore-skip")                                   \
+  /* Nobody waits for a newer generation whose nodes are away. */ \
+  X(kForgetAbsent, "forget-absent")                               \
+  /* Replicas with different values stand in for copies. */       \
+  X(kDivergentCopies, "divergent-copies")                         \
+  /* Copies are pulled into the room of the job's next save. */   \
+  X(kTakeNextRoom, "take-next-room")
 
 #define TK_PROBES(X)                                               \
   X(kRankTakenByNewer, "rank taken by a newer attempt")            \

@@ -25,6 +25,16 @@ bool NodeMachine::Impl::IsOutdated(const control::ShardInfo& shard,
   return !newer;
 }
 
+// By a commit of this run that is recorded here.
+bool NodeMachine::Impl::IsOvertaken(const control::ShardInfo& shard) const {
+  const RunId run = FromProto(state_.run());
+  if (!committed_ || FromProto(committed_->save().run()) != run) return false;
+  if (FromProto(shard.save().run()) != run) return true;
+  const uint32_t workers = committed_->world().workers_per_node();
+  const auto index = static_cast<int>(shard.rank() * workers + shard.worker());
+  return index < committed_->shards_size() && shard.ordinal() < committed_->shards(index).ordinal();
+}
+
 std::vector<Blake3> NodeMachine::Impl::Outdated(const control::Commit& m) const {
   const std::set<std::string> keep(m.keep().begin(), m.keep().end());
   std::vector<Blake3> outdated;
@@ -105,6 +115,12 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   if (!Released()) return;
   const control::GenerationRecord& record = m.generation();
   const bool own_run = FromProto(record.save().run()) == FromProto(state_.run());
+  // Overtaken by the next one, or said twice.
+  if (committed_ && FromProto(committed_->save().run()) == FromProto(state_.run()) &&
+      GenerationIdOf(record) < GenerationIdOf(*committed_)) {
+    ++dropped_messages_;
+    return;
+  }
   const bool again = committed_ && GenerationIdOf(*committed_) == GenerationIdOf(record) &&
                      FromProto(committed_->save()) == FromProto(record.save());
   const TaskId task = next_task_;

@@ -192,6 +192,7 @@ class NodeMachine::Impl {
   void OnCommit(const control::Commit& m);
   std::vector<std::string> NotHere(const control::Commit& m);
   bool IsOutdated(const control::ShardInfo& shard, const control::Commit& m) const;
+  bool IsOvertaken(const control::ShardInfo& shard) const;
   std::vector<Blake3> Outdated(const control::Commit& m) const;
   void CancelOutdated(const control::Commit& m);
   std::vector<Blake3> OutdatedUnreadable(const control::Commit& m) const;

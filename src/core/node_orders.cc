@@ -12,9 +12,9 @@ namespace tierkeep {
 
 void NodeMachine::Impl::Handle(const NodeEvent::OrderGiven& e) {
   control::RestoreOrder order = e.order;
-  if (config_ && config_->job == order.job()) {
-    order.set_after(std::max<uint64_t>(order.after(), state_.highest_run().sequence()));
-  }
+  // This host's clock may be behind the one that numbered the runs; and between two attempts no
+  // yaml says which job's these were: to name a later one does no harm.
+  order.set_after(std::max<uint64_t>(order.after(), state_.highest_run().sequence()));
   RestoreOrders orders;
   *orders.Add() = std::move(order);
   AddOrders(state_.mutable_orders(), orders);

@@ -184,7 +184,7 @@ void NodeMachine::Impl::ForgetOlderSaves(uint64_t ordinal) {
   std::vector<SaveKey> older;
   for (const auto& [save, own] : saves_) {
     TK_PROBE_IF(kSaveInDoubt, own.ordinal < ordinal && own.told);
-    if (own.ordinal < ordinal && !own.told) older.push_back(save);
+    if (own.ordinal < ordinal && (!own.told || TK_MUTATION(kForgetInDoubt))) older.push_back(save);
   }
   for (const SaveKey& save : older) DropSave(save);
 }
@@ -359,6 +359,12 @@ void NodeMachine::Impl::CancelledPullEnded(const CancelledPull& pull, const Stat
 
 void NodeMachine::Impl::OnKeep(const control::Keep& m) {
   if (!Released() || keeps_.count(m.order()) != 0) return;
+  // Said twice: its copies would come back when nobody deletes them any more.
+  if (std::any_of(m.wanted().begin(), m.wanted().end(),
+                  [&](const auto& wanted) { return IsOvertaken(wanted.shard()); })) {
+    ++dropped_messages_;
+    return;
+  }
   KeepWork& work = keeps_[m.order()];
   work.order = m;
   work.answer.set_order(m.order());

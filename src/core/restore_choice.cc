@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/mutation.h"
 #include "core/restore_candidates.h"
 #include "format/messages.h"
 
@@ -103,6 +104,7 @@ class Chooser {
                      candidate.save.step);
   }
   bool IsSkipped(const RunId& run, uint64_t save_number, tierkeep::Step step) const {
+    if (TK_MUTATION(kIgnoreSkip)) return false;
     return std::any_of(question_.orders.begin(), question_.orders.end(),
                        [&](const control::RestoreOrder& order) {
                          if (order.has_skip_step()) return order.skip_step() == step;
@@ -245,7 +247,7 @@ class Chooser {
   // Something newer that is known to have been committed, and that only nodes that are away could
   // give.
   void FindNewerAway(const Candidate* chosen) {
-    if (away_.empty()) return;
+    if (away_.empty() || TK_MUTATION(kForgetAbsent)) return;
     std::string what = NewerRecord(chosen);
     if (what.empty()) what = NewerMark(chosen);
     if (what.empty()) return;

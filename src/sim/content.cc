@@ -16,20 +16,45 @@ constexpr std::string_view kIdName = "commit_success.txt";  // replicas may diff
 // Framework pytorch has one file, whose first bytes say who it is.
 constexpr size_t kIdBytes = 64;
 
-uint64_t SeedOf(const SaveId& id, const ContentOptions& options) {
-  const uint32_t width = options.nodes / options.replicas;
-  uint64_t seed = options.seed;
-  for (const uint64_t part : {uint64_t{id.attempt}, uint64_t{id.nth}, id.step,
-                              uint64_t{id.rank % width}, uint64_t{id.worker}}) {
+// One save in so many has values of which the replicas differ.
+constexpr uint64_t kDivergesEvery = 5;
+
+uint64_t Mixed(uint64_t seed, std::initializer_list<uint64_t> parts) {
+  for (const uint64_t part : parts) {
     seed = (seed ^ part) * 0x9e3779b97f4a7c15U;
     seed ^= seed >> 31;
   }
   return seed;
 }
 
+// Which partitions have other values in this save: one, or every second one; nothing if none.
+struct OddRows {
+  uint32_t modulus = 1, row = 0;
+  bool Has(uint32_t of) const { return of % modulus == row; }
+};
+std::optional<OddRows> OddRowsOf(const SaveId& id, const ContentOptions& options) {
+  if (!options.diverging || options.replicas < 2) return std::nullopt;
+  const uint64_t drawn = Mixed(options.seed, {id.attempt, id.nth, id.step, 0x0dd});
+  if (drawn % kDivergesEvery != 0) return std::nullopt;
+  OddRows odd;
+  odd.modulus = (drawn >> 8) % 3 == 0 ? 2 : options.replicas;
+  odd.row = static_cast<uint32_t>((drawn >> 16) % odd.modulus);
+  return odd;
+}
+
+uint64_t SeedOf(const SaveId& id, const ContentOptions& options) {
+  const uint32_t width = options.nodes / options.replicas;
+  return Mixed(options.seed,
+               {id.attempt, id.nth, id.step, id.rank % width, id.worker, VariantOf(id, options)});
+}
+
+// Equal replicas must write equal bytes, so it names the first of those that do.
 std::string Head(const SaveId& id, const ContentOptions& options) {
+  const uint32_t width = options.nodes / options.replicas;
   SaveId written = id;
-  written.rank %= options.nodes / options.replicas;
+  for (written.rank %= width; VariantOf(written, options) != VariantOf(id, options);) {
+    written.rank += width;
+  }
   std::string head = written.ToString();
   head.resize(kIdBytes, '\n');
   return head;
@@ -58,6 +83,11 @@ std::optional<SaveId> SaveId::Parse(std::string_view text) {
   id.step = step;
   if (id.ToString() != line) return std::nullopt;
   return id;
+}
+
+uint32_t VariantOf(const SaveId& id, const ContentOptions& options) {
+  const auto odd = OddRowsOf(id, options);
+  return odd && odd->Has(id.rank / (options.nodes / options.replicas)) ? 1 : 0;
 }
 
 std::vector<ContentEntry> ContentOf(const SaveId& id, const ContentOptions& options) {

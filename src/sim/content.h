@@ -32,6 +32,7 @@ struct ContentOptions {
   uint32_t nodes = 0;
   uint32_t replicas = 1;    // equal partitions of the ranks
   uint64_t file_bytes = 0;  // of a shard's largest file
+  bool diverging = false;   // now and then some partitions save other values than the others
 };
 
 struct ContentEntry {
@@ -39,6 +40,10 @@ struct ContentEntry {
   FileType type = FileType::kFile;
   std::string bytes;  // or the link's target
 };
+
+// Whether this rank's partition is one of those that saved other values, where the save is one of
+// those in which they differ: 1, else 0.
+uint32_t VariantOf(const SaveId& id, const ContentOptions& options);
 
 // The entries of a save, directories before what is in them; the last one says who it is.
 std::vector<ContentEntry> ContentOf(const SaveId& id, const ContentOptions& options);

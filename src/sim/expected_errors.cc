@@ -15,21 +15,25 @@ enum class Reason : uint8_t {
   kNetwork,   // connections, frames, partitions, rendezvous
   kCrash,     // of agents
   kJob,       // starts again, elsewhere, otherwise
+  kOrders,    // of people
+  kDiverge,   // replicas with different values
   kSlowness,  // slow or suspended hosts, drifting clocks
 };
 
 const std::vector<std::string_view>& FaultsOf(Reason reason) {
   static const std::vector<std::string_view> kFaults[] = {
-      {"damage at rest", "byte flipped in flight"},
+      {"damage at rest", "byte flipped in flight", "restored checkpoint changed"},
       {"file errors", "read error", "write error"},
       {"mount full", "small mounts", "write error"},
       {"RAM lost", "machine replaced"},
       {"connection broken", "connection refused", "frame lost", "frame delayed", "partition",
        "one-way partition", "rendezvous away", "rendezvous stale", "rendezvous answer lost",
-       "data connection cut off", "old frame replayed"},
+       "data connection cut off", "old frame replayed", "frame duplicated"},
       {"agent crash"},
       {"job restart", "job process killed", "ranks moved", "host swapped", "another job",
-       "world changed"},
+       "world changed", "foreign leftovers"},
+      {"restore order"},
+      {"replicas diverge"},
       {"slow host", "host suspended", "clock drift", "wall clock jump"},
   };
   return kFaults[static_cast<size_t>(reason)];
@@ -51,7 +55,9 @@ const std::vector<Expected>& AllExpected() {
       {"is used by another agent", {R::kLost}},
       {"has taken rank", {R::kJob, R::kLost}},
       {"disagree", {R::kJob}},
-      {"none can be restored", {R::kLost, R::kDamage, R::kFiles}},
+      {"none can be restored", {R::kLost, R::kDamage, R::kFiles, R::kOrders}},
+      {"hold different values", {R::kDiverge}},
+      {"holds other values", {R::kDiverge}},
       {"the restore decision stops", {R::kDamage, R::kFiles}},
       {"replicator.yaml can't be accepted", {R::kJob, R::kFiles, R::kLost}},
       {"replicator.yaml is empty", {R::kJob, R::kLost, R::kFull}},
@@ -74,6 +80,8 @@ const std::vector<Expected>& AllExpected() {
       {" is bad", {R::kDamage, R::kFiles}},
       {"unreadable: ", {R::kDamage, R::kFiles}},
       {"the copies of", {R::kDamage, R::kFiles, R::kFull, R::kLost, R::kNetwork, R::kJob}},
+      {"its replicas disagree, and the real copies",
+       {R::kDamage, R::kFiles, R::kFull, R::kLost, R::kNetwork, R::kCrash, R::kSlowness}},
       // -- saves
       {"the save of ", {R::kFiles, R::kFull, R::kSlowness}},
       {"some worker skipped them", {R::kFiles, R::kFull, R::kJob, R::kLost, R::kSlowness}},
@@ -86,6 +94,7 @@ const std::vector<Expected>& AllExpected() {
       {"PlaceLink failed: NOT_FOUND", {R::kDamage}},
       {"could not be deleted", {R::kFiles}},
       {"left ", {R::kFiles}},
+      {"injected", {R::kFiles}},
       {"EIO", {R::kFiles, R::kDamage}},
   };
   return kExpected;

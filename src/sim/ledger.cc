@@ -43,7 +43,10 @@ void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored)
   CheckFloor("at a release");
   if (floor_) {
     const bool behind = !restored || PositionOf(*restored) < PositionOf(floor_->save);
-    if (behind && (disturbances_ > 0 || disturbed_at_ >= started_at_)) {
+    if (behind && IsGivenUp()) {
+      world_->Count("restores behind a commit, as ordered");
+      GiveUpFloor();
+    } else if (behind && (disturbances_ > 0 || disturbed_at_ >= started_at_)) {
       world_->Count("restores behind a commit, while something was wrong");
       GiveUpFloor();
     } else if (behind) {
@@ -53,7 +56,12 @@ void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored)
     }
   }
   if (restored) bases_[attempt] = {restored->attempt, restored->nth};
+  // One that was given since may be for the next decision.
+  if (without_since_ && *without_since_ < started_at_) without_since_.reset();
 }
+
+// By an operator.
+bool Ledger::IsGivenUp() const { return without_since_ || skipped_.contains(floor_->save.step); }
 
 std::optional<SaveId> Ledger::SaveOf(const control::GenerationRecord& record) {
   const GenerationId id = GenerationIdOf(record);
@@ -71,6 +79,18 @@ std::optional<SaveId> Ledger::SaveOf(const control::GenerationRecord& record) {
   return std::nullopt;
 }
 
+void Ledger::NoteShardsOfFloor(const control::GenerationRecord& record) {
+  const auto same = [&](const control::GenerationRecord& other) {
+    return std::equal(record.shards().begin(), record.shards().end(), other.shards().begin(),
+                      other.shards().end(),
+                      [](const auto& a, const auto& b) { return a.digest() == b.digest(); });
+  };
+  if (same(floor_->record)) return;
+  if (std::none_of(floor_->others.begin(), floor_->others.end(), same)) {
+    floor_->others.push_back(record);
+  }
+}
+
 void Ledger::Consider(const control::GenerationRecord& record) {
   const JobShape& shape = job_->shape();
   const WorldShape world = FromProto(record.world());
@@ -79,7 +99,7 @@ void Ledger::Consider(const control::GenerationRecord& record) {
     return;
   }
   const GenerationId id = GenerationIdOf(record);
-  if (floor_ && GenerationIdOf(floor_->record) == id) return;
+  if (floor_ && GenerationIdOf(floor_->record) == id) return NoteShardsOfFloor(record);
   const auto given_up = given_up_.find(shape.name);
   if (given_up != given_up_.end() && id <= given_up->second) return;
   const auto save = SaveOf(record);
@@ -189,6 +209,17 @@ std::vector<std::vector<Blake3>> Ledger::Places(const control::GenerationRecord&
   return places;
 }
 
+bool Ledger::Diverges(const control::GenerationRecord& record) {
+  const WorldShape world = FromProto(record.world());
+  const uint32_t width = world.nodes / world.replicas() * world.workers_per_node;
+  for (int i = static_cast<int>(width); i < record.shards_size(); ++i) {
+    if (record.shards(i).logical() != record.shards(i % static_cast<int>(width)).logical()) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool Ledger::IsAvailable(const control::GenerationRecord& record,
                          std::optional<size_t> without_host, const Blake3* without_copy) const {
   std::map<Blake3, bool> known;
@@ -202,31 +233,44 @@ bool Ledger::IsAvailable(const control::GenerationRecord& record,
     return it->second;
   };
   const auto places = Places(record);
+  if (Diverges(record)) {
+    // Each place lists the partitions' shards in the same order.
+    const size_t rows = places.front().size();
+    const auto row_is_held = [&](size_t row) {
+      return std::all_of(places.begin(), places.end(),
+                         [&](const auto& place) { return held(place[row]); });
+    };
+    for (size_t row = 0; row < rows; ++row) {
+      if (row_is_held(row)) return true;
+    }
+    return false;
+  }
   return std::all_of(places.begin(), places.end(), [&](const std::vector<Blake3>& place) {
     return std::any_of(place.begin(), place.end(), held);
   });
 }
 
+bool Ledger::FloorIsAvailable(std::optional<size_t> without_host,
+                              const Blake3* without_copy) const {
+  return IsAvailable(floor_->record, without_host, without_copy) ||
+         std::any_of(floor_->others.begin(), floor_->others.end(), [&](const auto& record) {
+           return IsAvailable(record, without_host, without_copy);
+         });
+}
+
 bool Ledger::MayLose(size_t host) {
   Refresh();
-  return !floor_ || IsAvailable(floor_->record, host, nullptr);
+  return !floor_ || FloorIsAvailable(host, nullptr);
 }
 
 bool Ledger::MayLoseCopy(size_t host, const Blake3& digest) {
   Refresh();
-  return !floor_ || IsAvailable(floor_->record, host, &digest);
-}
-
-bool Ledger::IsOfFloor(const Blake3& digest) const {
-  if (!floor_) return false;
-  const auto& shards = floor_->record.shards();
-  return std::any_of(shards.begin(), shards.end(),
-                     [&](const auto& shard) { return shard.digest() == digest.Raw(); });
+  return !floor_ || FloorIsAvailable(host, &digest);
 }
 
 void Ledger::CheckFloor(const char* when) {
   Refresh();
-  if (!floor_ || IsAvailable(floor_->record, std::nullopt, nullptr)) return;
+  if (!floor_ || FloorIsAvailable(std::nullopt, nullptr)) return;
   // An agent takes its copy for good until it reads it again, and another's for one too many.
   const auto& shards = floor_->record.shards();
   const bool rotten = std::any_of(shards.begin(), shards.end(), [&](const auto& shard) {
@@ -281,7 +325,9 @@ void Ledger::CheckAllInPlace() {
         if (IsIntact(host, digest)) copies.insert({digest, host});
       }
     }
-    const size_t demanded = shape.replicas > 1 ? shape.replicas : 1 + shape.peers;
+    // Replicas that differ stand in for nothing: each has its own copies then.
+    const size_t demanded =
+        shape.replicas > 1 ? shape.replicas * (Diverges(floor_->record) ? 2 : 1) : 1 + shape.peers;
     if (copies.size() >= demanded) continue;
     return world_->Fail(
         fmt::format("in the end a shard has {} copies, not {}", copies.size(), demanded));
@@ -289,7 +335,9 @@ void Ledger::CheckAllInPlace() {
   for (Rank rank = 0; rank < shape.nodes; ++rank) {
     const size_t host = job_->placement()[rank];
     for (const Blake3& digest : ShardsAt(host)) {
-      if (!wanted.contains(digest) && JobOf(host, digest) == shape.name) {
+      // What can't be read stays until somebody looks at it.
+      const bool rotten = damaged_.contains(digest) && !IsIntact(host, digest);
+      if (!wanted.contains(digest) && !rotten && JobOf(host, digest) == shape.name) {
         return world_->Fail(
             fmt::format("in the end n{} still holds shard {}", host, digest.Hex().substr(0, 12)));
       }

@@ -61,8 +61,9 @@ class Ledger {
     const auto it = damaged_at_.find(host);
     return it != damaged_at_.end() && it->second >= when;
   }
-  // Whether it is a shard of the newest committed generation.
-  bool IsOfFloor(const Blake3& digest) const;
+  // An operator had the decisions do without what can't be read or reached, or skip a step.
+  void OnGivenUp() { without_since_ = world_->now(); }
+  void OnSkipped(Step step) { skipped_.insert(step); }
   bool has_floor() const { return floor_.has_value(); }
 
   // The floor stands, good copies of all of its shards are somewhere.
@@ -84,18 +85,25 @@ class Ledger {
     SaveId save;
     JobShape shape;
     control::GenerationRecord record;
+    // The same with other shards: restored from an equal replica's, or one partition's for all.
+    std::vector<control::GenerationRecord> others = {};
   };
+  bool FloorIsAvailable(std::optional<size_t> without_host, const Blake3* without_copy) const;
   // Looks for newer committed generations in the records of all stores.
   void Refresh();
   void Consider(const control::GenerationRecord& record);
+  void NoteShardsOfFloor(const control::GenerationRecord& record);
   // Which save it is, by what is in its shards.
   std::optional<SaveId> SaveOf(const control::GenerationRecord& record);
   bool IsIntact(size_t host, const Blake3& digest) const;
   std::string JobOf(size_t host, const Blake3& digest) const;
   // For each rank and worker: the shards that can stand there.
   static std::vector<std::vector<Blake3>> Places(const control::GenerationRecord& record);
+  // Its equal partitions don't have equal values: one of them must serve all nodes.
+  static bool Diverges(const control::GenerationRecord& record);
   bool IsAvailable(const control::GenerationRecord& record, std::optional<size_t> without_host,
                    const Blake3* without_copy) const;
+  bool IsGivenUp() const;
   Position PositionOf(const SaveId& save) const;
   std::set<Blake3> ShardsAt(size_t host) const;
   static bool IsSameWorld(const JobShape& a, const JobShape& b);
@@ -111,6 +119,8 @@ class Ledger {
   Instant started_at_{};
   int disturbances_ = 0;
   std::set<Blake3> damaged_;  // some copy of it
+  std::optional<Instant> without_since_;
+  std::set<Step> skipped_;
   std::map<size_t, Instant> damaged_at_;
   Instant disturbed_at_ = Instant::min();
   uint64_t peak_percent_ = 0;

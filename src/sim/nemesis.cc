@@ -33,6 +33,9 @@ void Nemesis::ChooseKinds() {
       {"one-way partitions", &Nemesis::PartitionOneWay, {}},
       {"rendezvous away", &Nemesis::RendezvousAway, {}},
       {"damage at rest", &Nemesis::Damage, {}},
+      {"changed checkpoints", &Nemesis::ChangeRestored, {}},
+      {"skip orders", &Nemesis::OrderSkip, {}},
+      {"foreign leftovers", &Nemesis::LeaveForeignThings, {}},
       {"full mounts", &Nemesis::FillMount, {}},
       {"wall clock jumps", &Nemesis::JumpWall, {}},
       {"suspended hosts", &Nemesis::SleepHost, {}},
@@ -42,7 +45,8 @@ void Nemesis::ChooseKinds() {
   Prng& prng = parts_.world->prng();
   for (size_t i = 0; i < kinds_.size(); ++i) {
     const bool rare = kinds_[i].act == &Nemesis::ChangeWorld ||
-                      kinds_[i].act == &Nemesis::LoseMuch || kinds_[i].act == &Nemesis::FileErrors;
+                      kinds_[i].act == &Nemesis::LoseMuch ||
+                      kinds_[i].act == &Nemesis::FileErrors || kinds_[i].act == &Nemesis::OrderSkip;
     const bool moves = kinds_[i].act == &Nemesis::MoveRanks ||
                        kinds_[i].act == &Nemesis::SwapHost ||
                        kinds_[i].act == &Nemesis::ChangeWorld;
@@ -63,6 +67,7 @@ void Nemesis::ChooseRates() {
   network.late_by = parts_.world->Between(1ms, 8s);
   network.replayed = rate(100'000);
   network.refused = rate(100'000);
+  network.duplicated = rate(50'000);
   parts_.network->set_rates(network);
   parts_.rendezvous->set_rates({rate(50'000), rate(200'000), rate(100'000)});
   *parts_.data_rates = {rate(20'000), rate(50'000)};
@@ -165,8 +170,11 @@ void Nemesis::ChangeWorld() {
   if (parts_.world->prng().Chance(1, 2)) {
     shape.name = shape.name == "train" ? "other" : "train";
     parts_.world->Fault("another job");
-  } else if (shape.nodes > 3 && shape.replicas == 1 && !shape.peer_ranks) {
-    shape.nodes -= 1;
+  } else if (shape.replicas == 1 && !shape.peer_ranks &&
+             (shape.nodes > 3 || shape.nodes < hosts())) {
+    const bool grows =
+        shape.nodes < hosts() && (shape.nodes <= 3 || parts_.world->prng().Chance(1, 2));
+    shape.nodes = grows ? shape.nodes + 1 : shape.nodes - 1;
     shape.peers = 1;
     parts_.world->Fault("world changed");
   } else {
@@ -254,8 +262,6 @@ bool Nemesis::DamageShard(size_t i) {
   const std::string_view below = std::string_view(path).substr(sizeof("store/shards/") - 1);
   const auto digest = ParseShardDirName(below.substr(0, below.find('/')));
   if (!digest || !parts_.ledger->MayLoseCopy(i, *digest)) return false;
-  // A copy that can't be read and that nobody else knows stops a restore until an operator decides.
-  if (path.ends_with("/manifest") && !parts_.ledger->IsOfFloor(*digest)) return false;
   const auto content = mount.Content(path);
   if (!content.ok() || content->empty()) return false;
   Status done;
@@ -278,6 +284,47 @@ bool Nemesis::DamageShard(size_t i) {
   parts_.world->Trace("n{} damaged: {}", i, path);
   parts_.ledger->OnDamage(i, *digest);
   return true;
+}
+
+// Nobody but its own job touches a copy that was handed out, and that one may do as it likes.
+void Nemesis::ChangeRestored() {
+  const size_t i = AnyHost();
+  if (!parts_.ledger->MayLose(i) || !parts_.job->ChangeRestored(i)) return;
+  parts_.world->Fault("restored checkpoint changed");
+}
+
+void Nemesis::OrderSkip() { parts_.people->SkipSomething(); }
+
+// What somebody else's job left on a machine that this one is started on.
+void Nemesis::LeaveForeignThings() {
+  Prng& prng = parts_.world->prng();
+  Dir& mount = host(AnyHost()).outside();
+  if (!mount.Stat("client").ok()) return;
+  parts_.job->Stop();
+  const std::string step = std::to_string(900'000 + prng.Below(1000));
+  switch (prng.Below(5)) {
+    case 0:
+      (void)mount.MakeSymlink("gone.data", "client/foreign-s" + step + "-n0-w0.restore");
+      break;
+    case 1:
+      (void)mount.MakeDirs("client/" + step + ".orbax-checkpoint-tmp-0/items", 0755);
+      break;
+    case 2:
+      if (auto file = mount.CreateFile("client/replicator.prerestore", 0644); file.ok()) {
+        (void)(*file)->WriteAll(0, AsBytes(step));
+      }
+      break;
+    case 3:
+      (void)mount.MakeDirs("client/step=" + step + "-unfinished/array", 0700);
+      break;
+    default:
+      if (auto file = mount.CreateFile("client/foreign-s" + step + "-n0-w0", 0644); file.ok()) {
+        (void)(*file)->WriteAll(0, AsBytes("another job's"));
+      }
+      break;
+  }
+  parts_.world->Fault("foreign leftovers");
+  parts_.job->StartLater(1ms);
 }
 
 void Nemesis::Damage() { (void)DamageShard(AnyHost()); }

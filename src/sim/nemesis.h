@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sim/ledger.h"
+#include "sim/operator.h"
 #include "sim/sim_host.h"
 #include "sim/sim_job.h"
 #include "sim/world.h"
@@ -26,6 +27,7 @@ struct NemesisParts {
   FileRates* file_rates;
   SimJob* job;
   Ledger* ledger;
+  SimOperator* people;
   uint64_t mount_bytes;
   bool ranks_move;  // else every rank stays on its host
 };
@@ -76,6 +78,9 @@ class Nemesis {
   void PartitionOneWay();
   void RendezvousAway();
   void Damage();
+  void ChangeRestored();
+  void OrderSkip();
+  void LeaveForeignThings();
   void FillMount();
   void JumpWall();
   void SleepHost();

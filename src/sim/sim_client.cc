@@ -192,7 +192,8 @@ Result<std::optional<SaveId>> SimClient::Take(const std::vector<std::string>& na
         return Error(Code::kDataLoss, fmt::format("{} leads to {}", name, id.ToString()));
       }
       one = id;
-      one->rank = 0;
+      // Of partitions with different values, which: all nodes must go on from the same.
+      one->rank = VariantOf(id, options_.content);
       one->worker = 0;
     }
     if (all && *all != one) return Error(Code::kDataLoss, "workers of different saves");
@@ -200,6 +201,7 @@ Result<std::optional<SaveId>> SimClient::Take(const std::vector<std::string>& na
   }
   if (names.size() < options_.workers) return *all;
   for (const std::string& name : names) {
+    if (*all) restored_.push_back(*volume_->ReadLink(name));
     const WorkerName worker = *ParseWorkerName(name, ".restore");
     if (!*all) {
       if (options_.framework == Framework::kOrbax) (void)volume_->Unlink(name);
@@ -210,6 +212,22 @@ Result<std::optional<SaveId>> SimClient::Take(const std::vector<std::string>& na
     }
   }
   return *all;
+}
+
+bool SimClient::ChangeRestored() {
+  if (!training() || restored_.empty()) return false;
+  const std::string& tree = restored_[world_->prng().Below(restored_.size())];
+  const std::string path =
+      options_.framework == Framework::kPytorch ? tree : JoinPath(tree, "array");
+  auto file = volume_->OpenFileReadWrite(path);
+  if (!file.ok()) {
+    if (file.error().code() == Code::kNotFound) return false;
+    world_->Trace("n{} takes {} apart: {}", host(), tree, file.error().message());
+    return volume_->RemoveTree(tree).ok();
+  }
+  const std::string bytes = world_->prng().Bytes(16);
+  world_->Trace("n{} writes into {}", host(), path);
+  return (*file)->WriteAll(0, AsBytes(bytes)).ok();
 }
 
 // ---- saves -------------------------------------------------------------------------------------

@@ -46,6 +46,9 @@ class SimClient {
   bool training() const { return state_ == State::kTraining && alive(); }
   // Begins to write a save; `saved` says when it is done.
   void Save(uint32_t nth, Step step);
+  // Changes what it was restored from, in place, as a job may with its own files; where they are
+  // locked it takes the tree apart instead. False: there is nothing.
+  bool ChangeRestored();
   size_t host() const { return host_->index(); }
   // When the agent was asked for a checkpoint.
   Instant asked_at() const { return asked_at_; }
@@ -85,6 +88,7 @@ class SimClient {
   State state_ = State::kOldConfig;
   Instant deadline_{};
   Instant asked_at_{};
+  std::vector<std::string> restored_;  // where its links led
 };
 
 }  // namespace tierkeep::sim

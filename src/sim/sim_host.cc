@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "format/messages.h"
+#include "format/restore_orders.h"
 
 namespace tierkeep::sim {
 namespace {
@@ -37,6 +39,7 @@ SimHost::SimHost(size_t index, const HostParts& parts, uint64_t mount_bytes_max)
   SimFsOptions ram;
   ram.bytes_max = mount_bytes_max;
   ram.device = 2 * index + 1;
+  ram.immutable_flags = parts.immutable_flags;
   ram.post = [this](std::function<void()> work) {
     world_->After(world_->Between(1us, 300us), std::move(work));
   };
@@ -116,8 +119,7 @@ Status SimHost::Start(Life& life) {
 void SimHost::StartControlAndNode(Life& life, Status* status) {
   const Logger logger = LoggerOf(life.process, "");
   ControlPlane::Options control;
-  // Nobody is there who could give the order; what may be given up is for the ledger to judge.
-  control.restore.go_on_without_absent = true;
+  control.restore = parts_.restore;
   control.node_name = HostName(index_);
   control.advertise_host = HostName(index_);
   life.random->Fill(control.boot.bytes.data(), Id128::kSize);
@@ -191,6 +193,24 @@ void SimHost::LoseMachine(bool replaced) {
   }
   mount_->Vanish();
   OpenOutside();
+}
+
+bool SimHost::GiveOrder(control::RestoreOrder order) {
+  if (!up()) return false;
+  world_->Trace("n{} is asked: {}", index_, ToString(order));
+  order.set_after(WallMillis(clock_.WallNow()));
+  life_->node->Dispatch(NodeEvent::OrderGiven{std::move(order)});
+  return true;
+}
+
+std::optional<control::RestoreStop> SimHost::StopOf(const std::string& job) const {
+  if (!up()) return std::nullopt;
+  const auto coordinating = life_->control->CoordinatorStatus(job);
+  const NodeStatus status = life_->node->status();
+  const auto& told = coordinating ? coordinating : status.job;
+  if (told && told->has_waiting() && told->waiting().job() == job) return told->waiting();
+  if (status.stop && status.stop->job() == job) return status.stop;
+  return std::nullopt;
 }
 
 void SimHost::Sleep(Duration time) {

@@ -34,6 +34,8 @@ struct HostParts {
   SimRendezvous* rendezvous;
   const DataRates* data_rates;
   const FileRates* file_rates;
+  bool immutable_flags;  // of the mounts
+  RestorePolicy restore;
   // Another host's data port.
   std::function<DataServerView(const HostPort&)> server_at;
   // Every line that an agent logs.
@@ -61,6 +63,11 @@ class SimHost {
   void LoseMachine(bool replaced);
   // Moves the clocks on; what is due fires.
   void Sleep(Duration time);
+
+  // An operator's, as `tierkeep restore` gives them. False: no agent is there.
+  bool GiveOrder(control::RestoreOrder order);
+  // What a restore decision of the job waits for or stopped at, as this agent knows.
+  std::optional<control::RestoreStop> StopOf(const std::string& job) const;
 
   NodeHost* node() { return up() ? life_->node.get() : nullptr; }
   Store* store() { return up() ? life_->store.get() : nullptr; }

@@ -24,7 +24,8 @@ SimJob::SimJob(World* world, std::vector<std::unique_ptr<SimHost>>* hosts, JobSh
 }
 
 ContentOptions SimJob::content() const {
-  return {content_seed_, shape_.framework, shape_.nodes, shape_.replicas, shape_.file_bytes};
+  return {content_seed_,   shape_.framework,  shape_.nodes,
+          shape_.replicas, shape_.file_bytes, shape_.diverging};
 }
 
 // ---- attempts ----------------------------------------------------------------------------------
@@ -142,6 +143,12 @@ void SimJob::KillProcess(size_t host) {
   }
 }
 
+bool SimJob::ChangeRestored(size_t host) {
+  return std::any_of(clients_.begin(), clients_.end(), [&](const auto& client) {
+    return client != nullptr && client->host() == host && client->ChangeRestored();
+  });
+}
+
 void SimJob::OnFailed(uint32_t attempt, Rank rank, const std::string& why) {
   if (attempt != attempt_ || std::exchange(failed_, true)) return;
   last_failure_ = fmt::format("rank {}: {}", rank, why);
@@ -195,6 +202,11 @@ void SimJob::SaveNow() {
   save_complete_ = false;
   saved_parts_ = 0;
   world_->Count("saves");
+  for (Rank rank = 0; rank < shape_.nodes; ++rank) {
+    if (VariantOf({attempt_, save_id_, step_, rank, 0}, content()) == 0) continue;
+    world_->Fault("replicas diverge");
+    break;
+  }
   for (auto& client : clients_) client->Save(save_id_, step_);
 }
 

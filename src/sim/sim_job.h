@@ -25,6 +25,7 @@ struct JobShape {
   bool peer_ranks = false;  // named by the yaml, else computed
   uint64_t file_bytes = 4096;
   bool jax_init = true;
+  bool diverging = false;  // ContentOptions::diverging
   auto operator<=>(const JobShape&) const = default;
 };
 
@@ -58,6 +59,8 @@ class SimJob {
   void SetPlacement(std::vector<size_t> hosts) { placement_ = std::move(hosts); }
   void SwapHost();  // one of the job's hosts gives way to a spare, where there is one
   void KillProcess(size_t host);
+  // The process there changes the checkpoint that it was given. False: there is none.
+  bool ChangeRestored(size_t host);
   void HostLost(size_t host) { KillProcess(host); }
   void set_saving(bool saving) { saving_ = saving; }
 

@@ -128,11 +128,24 @@ void SimNetwork::Send(ConnectionId id, std::string frame) {
     delay += world_->Between(1ms, rates_.late_by);
   }
   Remember(from, to, frame);
+  if (world_->Chance(rates_.duplicated)) MayRepeat(connection, 1 - side, frame, delay);
   to.last_arrival = std::max(to.last_arrival, world_->now() + delay);
   world_->At(to.last_arrival,
              [this, connection = connection, side = side, frame = std::move(frame)]() mutable {
                Deliver(connection, 1 - side, std::move(frame));
              });
+}
+
+void SimNetwork::MayRepeat(const ConnectionPtr& connection, int to, const std::string& frame,
+                           Duration delay) {
+  control::Envelope message;
+  if (!message.ParseFromString(frame) || message.has_join() || message.has_rejected() ||
+      message.has_run_start() || message.has_run_ended()) {
+    return;
+  }
+  world_->Fault("frame duplicated");
+  world_->After(delay + world_->Between({}, rates_.late_by),
+                [this, connection, to, frame] { Deliver(connection, to, frame); });
 }
 
 void SimNetwork::Deliver(const ConnectionPtr& connection, int to, std::string frame) {

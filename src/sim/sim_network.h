@@ -2,9 +2,10 @@
 //
 // A frame that is lost breaks its connection. What is sent into a cut direction waits; if the cut
 // is mended in time it arrives late, perhaps after the frames of newer connections, else the
-// connection breaks. A process that dies closes its connections; a machine that goes down is just
-// silent. Frames of earlier epochs are kept and now and then arrive once more, which no member may
-// heed. Threads: one.
+// connection breaks. Frames that a member may have to send again (not those that begin or end its
+// part in a run) also come twice, the second time after later ones. A process that dies closes its
+// connections; a machine that goes down is just silent. Frames of earlier epochs are kept and now
+// and then arrive once more, which no member may heed. Threads: one.
 #pragma once
 
 #include <array>
@@ -26,7 +27,8 @@ struct NetworkRates {  // per million frames, connections
   uint32_t lost = 0;
   uint32_t late = 0;  // by up to `late_by`
   Duration late_by = 3s;
-  uint32_t replayed = 0;
+  uint32_t replayed = 0;    // of an earlier epoch
+  uint32_t duplicated = 0;  // of this one, after up to `late_by`
   uint32_t refused = 0;
 };
 
@@ -89,6 +91,7 @@ class SimNetwork {
   void Break(const ConnectionPtr& connection, Duration notice_max);
   void Report(const ConnectionPtr& connection, int side, Duration delay, Code code,
               std::string why);
+  void MayRepeat(const ConnectionPtr& connection, int to, const std::string& frame, Duration delay);
   void Remember(const End& from, const End& to, const std::string& frame);
   void MayReplay(const ConnectionPtr& connection, int to, const std::string& newest);
 

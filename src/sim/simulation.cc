@@ -56,6 +56,10 @@ void Simulation::ChooseShape(uint32_t nodes) {
   if (prng.Chance(1, 3)) {
     rhythm_ = {1s, 8s};
   }
+  // Replicas that differ need copies, for which small mounts have no room.
+  shape_.diverging = shape_.replicas > 1 && mount_tenths_ == 0 && prng.Chance(1, 2);
+  host_parts_.immutable_flags = !prng.Chance(1, 4);
+  people_decide_ = prng.Chance(1, 2);
 }
 
 // docs/ARCHITECTURE.md, "Memory": committed, and the next one written and replicated.
@@ -85,6 +89,7 @@ void Simulation::MakeHosts() {
   network_ = owned_network_.get();
   rendezvous_ = std::make_unique<SimRendezvous>(&world_);
   host_parts_.world = &world_;
+  host_parts_.restore.go_on_without_absent = !people_decide_;
   host_parts_.network = network_;
   host_parts_.rendezvous = rendezvous_.get();
   host_parts_.data_rates = &data_rates_;
@@ -105,19 +110,25 @@ void Simulation::Start() {
   MakeHosts();
   ledger_ = std::make_unique<Ledger>(&world_, &hosts_);
   JobEvents events;
-  events.started = [this](uint32_t attempt) { ledger_->OnStarted(attempt); };
+  events.started = [this](uint32_t attempt) {
+    ledger_->OnStarted(attempt);
+    people_->OnStarted();
+  };
   events.damaged = [this](size_t host, Instant since) {
     return ledger_->DamagedSince(host, since);
   };
   events.released = [this](uint32_t attempt, std::optional<SaveId> restored) {
     ledger_->OnReleased(attempt, restored);
+    people_->OnReleased(restored);
   };
   job_ =
       std::make_unique<SimJob>(&world_, &hosts_, shape_, rhythm_, options_.seed, std::move(events));
   ledger_->set_job(job_.get());
-  nemesis_ = std::make_unique<Nemesis>(NemesisParts{&world_, &hosts_, network_, rendezvous_.get(),
-                                                    &data_rates_, &file_rates_, job_.get(),
-                                                    ledger_.get(), MountBytes(), ranks_move_});
+  people_ = std::make_unique<SimOperator>(&world_, &hosts_, job_.get(), ledger_.get());
+  nemesis_ = std::make_unique<Nemesis>(
+      NemesisParts{&world_, &hosts_, network_, rendezvous_.get(), &data_rates_, &file_rates_,
+                   job_.get(), ledger_.get(), people_.get(), MountBytes(), ranks_move_});
+  people_->Watch();
   for (auto& host : hosts_) {
     world_.After(world_.Between(1us, 2s), [host = host.get()] { host->StartAgent(); });
   }
@@ -233,9 +244,11 @@ SimulationResult Simulation::Finish() {
   result.trace = world_.trace();
   result.counts["peak percent"] = ledger_->peak_percent();
   const std::string mount =
-      mount_tenths_ == 0
-          ? "ample mounts"
-          : fmt::format("mounts of {}.{} checkpoints", mount_tenths_ / 10, mount_tenths_ % 10);
+      (mount_tenths_ == 0
+           ? "ample mounts"
+           : fmt::format("mounts of {}.{} checkpoints", mount_tenths_ / 10, mount_tenths_ % 10)) +
+      (host_parts_.immutable_flags ? "" : " without flags") +
+      (shape_.diverging ? ", replicas diverge" : "") + (people_decide_ ? ", people decide" : "");
   result.setup =
       fmt::format("{} nodes and {} spares, {}, {} workers, {} replicas, {} peers, {}; {}",
                   shape_.nodes, spares_, FrameworkName(shape_.framework), shape_.workers,

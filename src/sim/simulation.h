@@ -16,6 +16,7 @@
 
 #include "sim/ledger.h"
 #include "sim/nemesis.h"
+#include "sim/operator.h"
 #include "sim/sim_host.h"
 #include "sim/sim_job.h"
 #include "sim/world.h"
@@ -69,6 +70,8 @@ class Simulation {
   void SetShape(const JobShape& shape, size_t spares) {  // before Start
     shape_ = shape;
     spares_ = spares;
+    host_parts_.immutable_flags = true;
+    people_decide_ = false;
   }
 
  private:
@@ -89,6 +92,8 @@ class Simulation {
   size_t spares_ = 0;
   uint32_t mount_tenths_ = 0;  // size of the mounts in tenths of a checkpoint; 0: ample
   bool ranks_move_ = true;
+  // Who gives up a newer generation whose nodes are away; else the agents do by themselves.
+  bool people_decide_ = false;
   JobRhythm rhythm_;
   SimNetwork* network_ = nullptr;
   std::unique_ptr<SimNetwork> owned_network_;
@@ -99,6 +104,7 @@ class Simulation {
   std::vector<std::unique_ptr<SimHost>> hosts_;
   std::unique_ptr<SimJob> job_;
   std::unique_ptr<Ledger> ledger_;
+  std::unique_ptr<SimOperator> people_;
   std::unique_ptr<Nemesis> nemesis_;
 };
 
