@@ -97,7 +97,12 @@ Status NodeHost::Start() {
     if (parsed.ok()) started.config = std::move(parsed->config);
   }
   started.inventory = InventoryOf(*parts_.store);
-  started.staged = parts_.store->Staged();
+  // Could not read is never empty: without its names what was taken would be left out of a restore.
+  auto staged = parts_.store->Staged();
+  if (!staged.ok()) {
+    return staged.error().With("saves that were taken but not hashed can't be listed; all is kept");
+  }
+  started.staged = std::move(*staged);
   started.jax_init = parts_.volume->ReadJaxInit().value_or("");
 
   tasks_queue_ = parts_.runtime->StartPool(kTaskThreads);

@@ -436,7 +436,7 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
   pending_[rank] = std::move(peer);
   SetProblem("stranger", fmt::format("node {} wants rank {} of the job while its run goes on",
                                      pending_[rank].node(), rank));
-  if (pending_.size() == nodes) {
+  if (AllHaveComeAnew(nodes)) {
     TK_PROBE(kStrangersTakeOver);
     EndRun("all ranks have come with a new replicator.yaml");
     return;
@@ -444,6 +444,16 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
   Arm(kRecheckTimer, options_.timings.gather_recheck);
   TellMembers();
   if (waiting_for_holders_) Decide();
+}
+
+// Of two whole sets of nodes that want the ranks, the older one must not end the run of the younger
+// one: that would end the next one, and so on.
+bool CoordinatorMachine::Impl::AllHaveComeAnew(uint32_t nodes) const {
+  const auto anew = std::count_if(pending_.begin(), pending_.end(), [&](const auto& stranger) {
+    const auto member = members_.find(stranger.first);
+    return member == members_.end() || stranger.second.accepted > member->second.accepted;
+  });
+  return static_cast<uint32_t>(anew) == nodes;
 }
 
 void CoordinatorMachine::Impl::Rejoin(Peer* member, Peer peer) {

@@ -147,6 +147,7 @@ class CoordinatorMachine::Impl {
   void GatherJoin(Peer peer);
   void GatherResumed(Peer peer);
   void RunJoin(Peer peer);
+  bool AllHaveComeAnew(uint32_t nodes) const;
   bool CheckAgreement(const Peer& peer);
   void RefuseOtherJob(ConnectionId from, const control::Envelope& message);
   bool ResolveDuplicates(const Peer& peer);

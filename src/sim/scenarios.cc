@@ -116,6 +116,20 @@ void CommitUnheard(Simulation& sim) {
   sim.RestartUntilCommitted(kLimit);
 }
 
+// A start that was given up left its yamls with two nodes, which want all ranks, as the next
+// start's nodes do.
+void TwoWholeSets(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.ledger().GiveUpFloor();
+  for (const size_t host : {0, 1}) sim.nemesis().LoseMachine(host, true);
+  sim.job().SetPlacement({2, 3, 0, 1, 4, 5});
+  sim.job().StartLater(1ms);
+  if (!sim.RunFor(15s)) return;
+  sim.job().SetPlacement({4, 5, 0, 1, 2, 3});
+  sim.job().StartLater(1ms);
+  sim.RunUntilCommitted(1, kLimit);
+}
+
 // The only copy is with an agent that still listens to a coordinator whose machine is gone.
 void HolderListensToTheDead(Simulation& sim) {
   if (!sim.RunUntilCommitted(1, kLimit)) return;
@@ -157,6 +171,11 @@ const std::vector<Scenario>& Scenarios() {
        .run = HolderListensToTheDead,
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2, .replicas = 2},
        .spares = 2},
+      {.name = "two-whole-sets",
+       .about = "of two sets of nodes that want all ranks the younger one's run goes on",
+       .run = TwoWholeSets,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2},
+       .spares = 4},
       {.name = "commit-unheard",
        .about = "a commit that a node hasn't heard of outlives that node's newer saves",
        .run = CommitUnheard,

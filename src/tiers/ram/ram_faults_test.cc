@@ -166,7 +166,8 @@ class FaultsTest : public testing::TestWithParam<size_t> {
     }
     EXPECT_TRUE(fs::is_empty(scene.node.InStore("incoming"))) << when;
     EXPECT_TRUE(fs::is_empty(scene.node.InStore("trash"))) << when;
-    for (const std::string& name : store.Staged()) {
+    const std::vector<std::string> staged = *store.Staged();
+    for (const std::string& name : staged) {
       EXPECT_TRUE(Exists(scene.node.InStore("staged/" + name + "/data"))) << when;
     }
     ExpectLinksGuarded(scene, when);

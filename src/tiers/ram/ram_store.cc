@@ -396,14 +396,10 @@ Status RamStore::Delete(const Blake3& digest) {
 
 // ---- staged saves ------------------------------------------------------------------------------
 
-std::vector<std::string> RamStore::Staged() const {
+Result<std::vector<std::string>> RamStore::Staged() const {
+  TK_ASSIGN_OR_RETURN(const auto entries, root_->List(kStagedDir));
   std::vector<std::string> names;
-  const auto entries = root_->List(kStagedDir);
-  if (!entries.ok()) {
-    logger_.Error("{}", entries.error().message());
-    return names;
-  }
-  for (const DirEntry& entry : *entries) names.push_back(entry.name);
+  for (const DirEntry& entry : entries) names.push_back(entry.name);
   return names;
 }
 

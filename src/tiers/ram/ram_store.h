@@ -50,7 +50,7 @@ class RamStore : public Store {
   Status LinkIntoVolume(const Blake3& digest) override;
   Status UnlinkFromVolume(std::string_view h) override;
   Status Delete(const Blake3& digest) override;
-  std::vector<std::string> Staged() const override;
+  Result<std::vector<std::string>> Staged() const override;
   Status DeleteStaged(std::string_view name) override;
   Status WriteGeneration(const control::GenerationRecord& record) override;
   std::vector<control::GenerationRecord> Generations() const override;

@@ -188,7 +188,7 @@ TEST_P(LinksTest, AStagedSaveWithPartsOfALinkedTreeIsRefusedOrCopiedButNeverShar
     ASSERT_FALSE(staged.ok());
     EXPECT_EQ(staged.error().code(), Code::kFailedPrecondition) << staged.error().ToString();
     EXPECT_NE(staged.error().message().find("\"a\""), std::string::npos);
-    ASSERT_TRUE(node_.store().DeleteStaged(node_.store().Staged()[0]).ok());
+    ASSERT_TRUE(node_.store().DeleteStaged(node_.store().Staged()->at(0)).ok());
   } else {
     ASSERT_TRUE(staged.ok()) << staged.error().ToString();
     EXPECT_NE(Inode(node_.InStore(ShardDataPath(staged->digest)) + "/a"), Inode(Data() + "/d/a"));

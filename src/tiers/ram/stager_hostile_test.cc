@@ -177,7 +177,7 @@ TEST_F(HostileStageTest, D9_D13_AnythingChangedBetweenAnyTwoCalls) {
   // Both outcomes were seen, or the test tests nothing.
   EXPECT_GT(shards, 0);
   EXPECT_LT(shards, kSaves);
-  EXPECT_TRUE(node_.store().Staged().empty());
+  EXPECT_TRUE(node_.store().Staged()->empty());
   EXPECT_TRUE(node_.store().Shards().empty());
 }
 

@@ -36,7 +36,7 @@ TEST_F(StagerTest, RandomTreesBecomeShardsThatVerify) {
     const auto staged = node_.Stage(name, TestIdentity(step, step % 3));
     ASSERT_TRUE(staged.ok()) << staged.error().ToString();
     EXPECT_FALSE(Exists(node_.Client(name)));
-    EXPECT_TRUE(node_.store().Staged().empty());
+    EXPECT_TRUE(node_.store().Staged()->empty());
     EXPECT_EQ(TreeText(node_.InStore("shards/" + staged->digest.Hex() + "/data")), before);
     const auto held = node_.store().Find(staged->digest);
     ASSERT_TRUE(held);
@@ -69,7 +69,7 @@ TEST_F(StagerTest, TakesNeitherLinksNorPipesNorWhatIsGone) {
     EXPECT_EQ(node_.stager().Take(name, "s").error().code(), Code::kInvalidArgument) << name;
     EXPECT_EQ(node_.stager().Take("dir", name).error().code(), Code::kInvalidArgument) << name;
   }
-  EXPECT_TRUE(node_.store().Staged().empty());
+  EXPECT_TRUE(node_.store().Staged()->empty());
 }
 
 TEST_F(StagerTest, NeverTakesOntoASaveThatIsStaged) {
@@ -93,7 +93,7 @@ TEST_F(StagerTest, D9_AnEntryExchangedAtTheLastMomentIsNotTaken) {
   });
   EXPECT_EQ(node_.stager().Take("5", "s").error().code(), Code::kFailedPrecondition);
   EXPECT_TRUE(fs::is_symlink(node_.Client("5")));
-  EXPECT_TRUE(node_.store().Staged().empty());
+  EXPECT_TRUE(node_.store().Staged()->empty());
 }
 
 TEST_F(StagerTest, RefusedSavesNameTheEntryAndStay) {
@@ -104,9 +104,9 @@ TEST_F(StagerTest, RefusedSavesNameTheEntryAndStay) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Code::kFailedPrecondition);
   EXPECT_NE(refused.error().message().find("a/pipe"), std::string::npos);
-  EXPECT_EQ(node_.store().Staged(), (std::vector<std::string>{"s"}));
+  EXPECT_EQ(*node_.store().Staged(), (std::vector<std::string>{"s"}));
   EXPECT_TRUE(node_.store().DeleteStaged("s").ok());
-  EXPECT_TRUE(node_.store().Staged().empty());
+  EXPECT_TRUE(node_.store().Staged()->empty());
   EXPECT_TRUE(node_.store().DeleteStaged("s").ok());
 }
 
@@ -230,7 +230,7 @@ TEST_F(StagerTest, CancellingStopsWithoutAShard) {
   EXPECT_EQ(node_.stager().HashAndAdopt("s", TestIdentity(5), &cancelled).error().code(),
             Code::kCancelled);
   EXPECT_TRUE(node_.store().Shards().empty());
-  EXPECT_EQ(node_.store().Staged().size(), 1u);
+  EXPECT_EQ(node_.store().Staged()->size(), 1u);
 }
 
 TEST_F(StagerTest, AStagedSaveIsFoundAndHashedAfterARestart) {
@@ -241,7 +241,7 @@ TEST_F(StagerTest, AStagedSaveIsFoundAndHashedAfterARestart) {
   PutFile(node_.InStore("staged/s/copy"), "half");
   fs::create_directory(node_.InStore("staged/empty"));  // killed before the rename into it
   ASSERT_TRUE(node_.Reopen().ok());
-  EXPECT_EQ(node_.store().Staged(), (std::vector<std::string>{"s"}));
+  EXPECT_EQ(*node_.store().Staged(), (std::vector<std::string>{"s"}));
   const auto staged = node_.stager().HashAndAdopt("s", TestIdentity(5), nullptr);
   ASSERT_TRUE(staged.ok()) << staged.error().ToString();
   EXPECT_FALSE(Exists(node_.InStore("shards/" + staged->digest.Hex() + "/copy")));

@@ -118,8 +118,9 @@ class Store {
   // cleared on inodes that it shares.
   virtual Status UnlinkFromVolume(std::string_view h) = 0;
 
-  virtual Status Delete(const Blake3& digest) = 0;      // absent is fine; unlinks it first
-  virtual std::vector<std::string> Staged() const = 0;  // names below staged/
+  virtual Status Delete(const Blake3& digest) = 0;  // absent is fine; unlinks it first
+  // Names below staged/.
+  virtual Result<std::vector<std::string>> Staged() const = 0;
   virtual Status DeleteStaged(std::string_view name) = 0;
 
   virtual Status WriteGeneration(const control::GenerationRecord& record) = 0;

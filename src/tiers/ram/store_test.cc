@@ -250,7 +250,7 @@ TEST_F(StoreTest, A8_StartSweepsWhatWasBeingReceivedAndNothingElse) {
   ASSERT_TRUE(node_.Reopen().ok());
   EXPECT_TRUE(fs::is_empty(node_.InStore("incoming")));
   EXPECT_TRUE(fs::is_empty(node_.InStore("trash")));
-  EXPECT_EQ(node_.store().Staged(), (std::vector<std::string>{"s"}));
+  EXPECT_EQ(*node_.store().Staged(), (std::vector<std::string>{"s"}));
   EXPECT_EQ(Verify(digest), "");
 }
 
@@ -270,7 +270,7 @@ TEST_F(StoreTest, A22_AnEqualShardThatIsBadIsReplacedAndAGoodOneStays) {
   ASSERT_TRUE(second.ok()) << second.error().ToString();
   EXPECT_EQ(second->digest, first->digest);
   EXPECT_EQ(inode(), before);
-  EXPECT_TRUE(node_.store().Staged().empty());
+  EXPECT_TRUE(node_.store().Staged()->empty());
 
   PutFile(Data(first->digest) + "/a", "CONTENT");
   const auto third = node_.Stage("3", TestIdentity(1));

@@ -1,0 +1,90 @@
+// Nodes that want the ranks of a run that goes on.
+#include <gtest/gtest.h>
+
+#include <variant>
+
+#include "core/coordinator.h"
+#include "core/core_testutil.h"
+#include "format/messages.h"
+
+namespace tierkeep {
+namespace {
+
+constexpr uint32_t kNodes = 2;
+
+// Coordinates a job of two nodes; all that matters of a node is its rank and its yaml's age.
+class Strangers : public testing::Test {
+ protected:
+  void SetUp() override {
+    Step(CoordinatorEvent::Started{WallTime(1s)});
+    Step(CoordinatorEvent::RendezvousRead{std::nullopt, ""});
+    Come({.first = 1, .age = 10s});
+    ASSERT_EQ(begun_, 1U);
+  }
+
+  struct Set {
+    ConnectionId first = 0;  // of rank 0; the agent's number too
+    std::chrono::milliseconds age{};
+  };
+  void Come(Set set) {
+    for (Rank rank = 0; rank < kNodes; ++rank) {
+      control::Envelope message = Join(set.first + rank, rank);
+      message.mutable_join()->set_attempt_age_ms(static_cast<uint64_t>(set.age.count()));
+      Step(CoordinatorEvent::Received{set.first + rank, std::move(message)});
+    }
+  }
+
+  static control::Envelope Join(ConnectionId agent, Rank rank) {
+    JobConfig config;
+    config.job = "job";
+    config.rank = rank;
+    config.world = {Framework::kPytorchDistributed, kNodes, 1, 0};
+    control::Envelope message;
+    message.set_job("job");
+    message.set_sender("n" + std::to_string(agent));
+    control::Join& join = *message.mutable_join();
+    *join.mutable_attempt() = ToProto(AttemptId{TestId(agent), TestId(100 + agent), 1});
+    join.set_node(message.sender());
+    join.set_rank(rank);
+    *join.mutable_settings() = SettingsOf(config);
+    return message;
+  }
+
+  void Step(const CoordinatorEvent::Any& event) {
+    for (const auto& action : machine_.Step(Instant(1000s), event)) {
+      if (const auto* send = std::get_if<CoordinatorAction::Send>(&action)) {
+        if (!send->message.has_run_start() || send->message.run_start().epoch() == epoch_) continue;
+        epoch_ = send->message.run_start().epoch();
+        ++begun_;
+      } else if (std::get_if<CoordinatorAction::WriteRendezvous>(&action) != nullptr) {
+        Step(CoordinatorEvent::RendezvousWritten{std::to_string(++version_)});
+      }
+    }
+  }
+
+  CoordinatorMachine machine_{{.settings = Join(1, 0).join().settings(),
+                               .node_name = "n1",
+                               .control_host = "n1",
+                               .control_port = 1,
+                               .boot = TestId(3),
+                               .run_nonce = TestId(4)}};
+  uint64_t version_ = 0;
+  Epoch epoch_ = 0;
+  uint64_t begun_ = 0;  // runs
+};
+
+TEST_F(Strangers, AYoungerWholeSetEndsTheRun) {
+  Come({.first = 11, .age = 1s});
+  EXPECT_EQ(begun_, 2U);
+}
+
+// Else each of two sets would end the other's run again and again.
+TEST_F(Strangers, AnOlderWholeSetDoesNot) {
+  Come({.first = 11, .age = 20s});
+  EXPECT_EQ(begun_, 1U);
+  Come({.first = 21, .age = 1s});
+  EXPECT_EQ(begun_, 2U);
+}
+
+}  // namespace
+}  // namespace tierkeep
