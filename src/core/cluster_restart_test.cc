@@ -1,4 +1,5 @@
-// Restarts of a job that meet a bad source or a process that doesn't belong.
+// Restarts of a job that meet a bad source or a process that doesn't belong, and of agents that
+// have something to tell.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,6 +46,44 @@ TEST(ClusterRestart, AStrayProcessDoesNotTakeTheRankOfANodeThatRestarts) {
   // Where that node doesn't come, the other one takes its rank.
   cluster.StartClient(2, 1);
   cluster.StartClient(0, 0);
+  ASSERT_RUNS_UNTIL(cluster, cluster.client(0).released && cluster.client(2).released);
+}
+
+// While the job gathers, a younger attempt takes the rank of host 1, whose own is refused for good.
+void RefuseHost1(TestCluster* cluster, const std::function<void()>& before) {
+  cluster->StartClient(0, 0);
+  cluster->StartClient(1, 1);
+  ASSERT_TRUE(cluster->RunUntil([&] { return cluster->status(1).phase == "joining"; }, kPatience));
+  before();
+  cluster->StartClient(2, 1);
+}
+
+// Who refused the attempt has told all and is gone: nobody would say it again.
+TEST(ClusterRestart, ARefusalThatIsRecordedIsToldByTheNextLife) {
+  size_t recorded = 0;
+  for (uint64_t actions = 0; actions < 40; ++actions) {
+    TestCluster cluster({.seed = actions + 1, .hosts = 4, .world = {.nodes = 3}});
+    RefuseHost1(&cluster, [&] { cluster.KillAfter(1, actions); });
+    if (!cluster.RunUntil([&] { return !cluster.Up(1); }, 20s)) continue;
+    if (cluster.state(1).refusal().empty()) continue;
+    ++recorded;
+    cluster.client(1).failed.clear();
+    cluster.StartAgent(1);
+    ASSERT_TRUE(cluster.RunUntil([&] { return !cluster.client(1).failed.empty(); }, 5s))
+        << "killed before action " << actions << "\n"
+        << LogOf(cluster);
+    EXPECT_FALSE(cluster.YamlStands(1));
+    EXPECT_TRUE(cluster.state(1).refusal().empty()) << "it is told twice";
+  }
+  EXPECT_GE(recorded, 2U);
+}
+
+TEST(ClusterRestart, ARefusalThatCanNotBeRecordedIsTold) {
+  TestCluster cluster({.hosts = 4, .world = {.nodes = 3}});
+  RefuseHost1(&cluster, [&] { cluster.FailNext(1, "PersistState"); });
+  ASSERT_RUNS_UNTIL(cluster, !cluster.client(1).failed.empty());
+  EXPECT_FALSE(cluster.YamlStands(1));
+  cluster.StartClient(3, 2);
   ASSERT_RUNS_UNTIL(cluster, cluster.client(0).released && cluster.client(2).released);
 }
 

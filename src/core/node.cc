@@ -213,6 +213,12 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
     }
   } else if (phase_ == Phase::kFailed || phase_ == Phase::kIdle) {
     Log(Severity::kError, text);
+    if (e.action == kActionName<NodeAction::PersistState> && !unrecorded_refusal_.empty()) {
+      // The job is told all the same. Where this was the record after it, it is told twice.
+      Do(NodeAction::WriteFailed{std::exchange(unrecorded_refusal_, {})});
+      RemoveConfig();
+      if (link_ == Link::kNone) Do(NodeAction::Disconnect{});
+    }
     const bool removal = e.action == kActionName<NodeAction::RemoveConfig>;
     if (removal) Arm(kConfigTimer, options_.timings.retry_pause);
     if (removal || e.action == kActionName<NodeAction::PersistState>) {

@@ -40,6 +40,12 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
     return;
   }
   accepted_at_ = now_;
+  if (!state_.refusal().empty()) {
+    // Nobody else would say it again: who refused this attempt has told all and is gone.
+    const std::string refusal = state_.refusal();
+    Fail(refusal);
+    return;
+  }
   if (!state_.last_run().nonce().empty()) NoteShards();
   TK_PROBE_IF(kResumeMidClean, !state_.volume_cleaned());
   if (!state_.volume_cleaned() || TK_MUTATION(kCleanOnResume)) {
@@ -254,6 +260,7 @@ void NodeMachine::Impl::ForgetConfig(const std::string& reason) {
   LeaveRun(reason);
   state_.clear_config_text();
   state_.clear_attempt();
+  state_.clear_refusal();
   config_.reset();
   Persist();
 }
@@ -281,6 +288,8 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
   state_.set_attempt_counter(state_.attempt_counter() + 1);
   state_.set_config_text(e.text);
   state_.set_config_file_id(e.file_id);
+  state_.clear_refusal();
+  unrecorded_refusal_.clear();
   state_.mutable_attempt()->set_agent(state_.agent());
   state_.mutable_attempt()->set_boot(options_.boot.Raw());
   state_.mutable_attempt()->set_counter(state_.attempt_counter());
@@ -395,10 +404,14 @@ Duration NodeMachine::Impl::GatherBudget() const {
                                                        : options_.timings.gather_deadline_pytorch;
 }
 
-// Tells the job that it can't start, and waits for the next yaml.
+// Tells the job that it can't start, and waits for the next yaml. Whatever ends the agent on the
+// way, its next life tells it.
 void NodeMachine::Impl::Fail(const std::string& text) {
   last_error_ = text;
   Log(Severity::kError, text);
+  state_.set_refusal(text);
+  Persist();
+  unrecorded_refusal_ = text;
   Do(NodeAction::WriteFailed{text});
   RemoveConfig();
   ForgetConfig(text);

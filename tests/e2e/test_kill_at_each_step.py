@@ -23,7 +23,7 @@ from scripted_job import Job
 from tierkeep_demo import cluster as cluster_lib
 from tierkeep_demo import volume as volume_lib
 
-pytestmark = pytest.mark.timeout(600 if os.environ.get("TIERKEEP_EVERY_STEP") else 150)
+pytestmark = pytest.mark.timeout(600 if os.environ.get("TIERKEEP_EVERY_STEP") else 400)
 
 STEP = re.compile(r" p([0-9a-f]+) .*step ((?:node|coordinator)\.\w+)")
 
@@ -142,22 +142,17 @@ def other_ranks(story):
 
 
 def refused(story):
-    """The nodes' files don't agree: all are told, and the next start is a good one. An agent that
-    ended before it could tell gathers until its deadline, 270 s, which comes before the client's;
-    here the file is taken away."""
+    """The nodes' files don't agree: all are told, also by an agent that ended before it could tell,
+    and the next start is a good one."""
     story.start()
     story.start_job(None)
     story.save(1)
     story.job.kinds = {1: scripted_job.OrbaxVolume}
-    finish = story.job.begin(limit=10)
+    finish = story.job.begin()
     story.job.kinds = {}
     story.wait(lambda: all(run.done() for run in finish.runs), "all to be told")
-    for node, run in zip(story.cluster.nodes, finish.runs):
-        error = run.exception()
-        if story.ended and node is story.victim and isinstance(error, TimeoutError):
-            os.unlink(os.path.join(node.volume, "replicator.yaml"))
-        else:
-            assert isinstance(error, volume_lib.ReplicatorFailed), error
+    for run in finish.runs:
+        assert isinstance(run.exception(), volume_lib.ReplicatorFailed), run.exception()
     story.start_job(1)
     story.save(2)
     story.check_end(2)
