@@ -34,6 +34,24 @@ TEST(Cluster, ColdStartSavesReplicatesCommits) {
   EXPECT_TRUE(cluster.client(0).failed.empty());
 }
 
+// Saves come faster than they can be protected; whichever is passed over, it isn't the newest.
+TEST(Cluster, TheLastSaveOfABurstIsCommitted) {
+  size_t dropped = 0;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    TestCluster cluster({.seed = seed, .hosts = 2});
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
+    for (Step step = 11; step < 19; ++step) {
+      cluster.SaveAll(step);
+      cluster.Run(Duration(std::chrono::milliseconds(seed)));
+    }
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(18));
+    dropped += cluster.Logged("is dropped: a newer save is complete") ? 1 : 0;
+    cluster.Run(1s);
+    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cluster.store(i).size(), 2U) << LogOf(cluster);
+  }
+  EXPECT_GT(dropped, 0U) << "nothing came too fast";
+}
+
 TEST(Cluster, RestartRestoresOwnShards) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster));
