@@ -11,6 +11,8 @@ namespace {
 
 constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kManifestBytesMax = 1u << 20;
+// From a keeper's word that it has a copy to the last member's record of the commit.
+constexpr Duration kCommitWordMax = 200s;
 
 uint64_t Pages(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes; }
 
@@ -268,6 +270,38 @@ bool Ledger::MayLoseCopy(size_t host, const Blake3& digest) {
   return !floor_ || FloorIsAvailable(host, &digest);
 }
 
+bool Ledger::IsOfFloor(const Blake3& digest) const {
+  const auto& shards = floor_->record.shards();
+  return std::any_of(shards.begin(), shards.end(),
+                     [&](const auto& shard) { return shard.digest() == digest.Raw(); });
+}
+
+void Ledger::OnGone(const Blake3& digest) {
+  if (!floor_ || !IsOfFloor(digest)) return;
+  Refresh();
+  if (!floor_ || !IsOfFloor(digest)) return;
+  // An attempt that isn't released yet may have given it up: that is judged at the release.
+  const bool judged_later =
+      !job_->training() && (IsGivenUp() || disturbances_ > 0 || disturbed_at_ >= started_at_);
+  if (!judged_later) CheckFloor("a copy is deleted");
+}
+
+void Ledger::OnRecorded() {
+  const std::optional<GenerationId> before =
+      floor_ ? std::optional(GenerationIdOf(floor_->record)) : std::nullopt;
+  Refresh();
+  if (!floor_ || GenerationIdOf(floor_->record) == before) return;
+  world_->Count("commits looked at when they were recorded");
+  // What was lost on the way is no fault of the commit: a word of it takes its time.
+  if (lost_at_ + kCommitWordMax > world_->now()) return;
+  for (const auto& place : Places(floor_->record)) {
+    const auto [copies, demanded] = CopiesOf(floor_->record, place);
+    if (copies >= demanded) continue;
+    return world_->Fail(fmt::format("{} is committed with {} copies of a shard, not {}",
+                                    floor_->save.ToString(), copies, demanded));
+  }
+}
+
 void Ledger::CheckFloor(const char* when) {
   Refresh();
   if (!floor_ || FloorIsAvailable(std::nullopt, nullptr)) return;
@@ -312,25 +346,44 @@ std::set<Blake3> Ledger::ShardsAt(size_t host) const {
   return shards;
 }
 
+std::pair<size_t, size_t> Ledger::CopiesOf(const control::GenerationRecord& record,
+                                           const std::vector<Blake3>& place) const {
+  std::set<std::pair<Blake3, size_t>> copies;
+  for (const Blake3& digest : place) {
+    for (size_t host = 0; host < hosts_.size(); ++host) {
+      if (IsIntact(host, digest)) copies.insert({digest, host});
+    }
+  }
+  const JobShape& shape = job_->shape();
+  // Replicas that differ stand in for nothing: each has its own copies then.
+  const size_t demanded =
+      shape.replicas > 1 ? shape.replicas * (Diverges(record) ? 2 : 1) : 1 + shape.peers;
+  return {copies.size(), demanded};
+}
+
 void Ledger::CheckAllInPlace() {
+  const std::string problem = NotInPlace();
+  if (!problem.empty()) world_->Fail("in the end " + problem);
+}
+
+std::string Ledger::NotInPlace() {
   Refresh();
-  if (!floor_) return world_->Fail("in the end nothing is committed");
+  if (!floor_) return "nothing is committed";
+  std::string problem = NotInPlace(floor_->record);
+  for (const auto& record : floor_->others) {
+    if (!problem.empty()) problem = NotInPlace(record);
+  }
+  return problem;
+}
+
+std::string Ledger::NotInPlace(const control::GenerationRecord& record) const {
   const JobShape& shape = job_->shape();
   std::set<Blake3> wanted;
-  for (const auto& place : Places(floor_->record)) {
-    std::set<std::pair<Blake3, size_t>> copies;
-    for (const Blake3& digest : place) {
-      wanted.insert(digest);
-      for (size_t host = 0; host < hosts_.size(); ++host) {
-        if (IsIntact(host, digest)) copies.insert({digest, host});
-      }
-    }
-    // Replicas that differ stand in for nothing: each has its own copies then.
-    const size_t demanded =
-        shape.replicas > 1 ? shape.replicas * (Diverges(floor_->record) ? 2 : 1) : 1 + shape.peers;
-    if (copies.size() >= demanded) continue;
-    return world_->Fail(
-        fmt::format("in the end a shard has {} copies, not {}", copies.size(), demanded));
+  for (const auto& place : Places(record)) {
+    wanted.insert(place.begin(), place.end());
+    const auto [copies, demanded] = CopiesOf(record, place);
+    if (copies >= demanded) continue;
+    return fmt::format("a shard has {} copies, not {}", copies, demanded);
   }
   for (Rank rank = 0; rank < shape.nodes; ++rank) {
     const size_t host = job_->placement()[rank];
@@ -338,18 +391,17 @@ void Ledger::CheckAllInPlace() {
       // What can't be read stays until somebody looks at it.
       const bool rotten = damaged_.contains(digest) && !IsIntact(host, digest);
       if (!wanted.contains(digest) && !rotten && JobOf(host, digest) == shape.name) {
-        return world_->Fail(
-            fmt::format("in the end n{} still holds shard {}", host, digest.Hex().substr(0, 12)));
+        return fmt::format("n{} still holds shard {}", host, digest.Hex().substr(0, 12));
       }
     }
     for (const std::string_view part : {kStagedDir, kIncomingDir, std::string_view("trash")}) {
       const auto entries = hosts_[host]->outside().List(AtMount(std::string(part)));
       if (entries.ok() && !entries->empty()) {
-        return world_->Fail(
-            fmt::format("in the end n{} has {} left in {}", host, entries->front().name, part));
+        return fmt::format("n{} has {} left in {}", host, entries->front().name, part);
       }
     }
   }
+  return "";
 }
 
 }  // namespace tierkeep::sim

@@ -4,6 +4,7 @@
 // check:
 //   * a restore doesn't go back behind the newest committed generation, the *floor*;
 //   * as long as the schedule leaves each of its shards one good copy, the agents do, too;
+//   * a commit is recorded only when all copies that its placement demands are there;
 //   * a mount holds no more than the table of docs/ARCHITECTURE.md, "Memory", allows;
 //   * in the end every shard has its copies, and nothing else is left in the stores.
 // Copies are looked for in the files themselves and read in full: no agent's word counts.
@@ -54,6 +55,7 @@ class Ledger {
   // A copy on that host was damaged: what its client was given since may be bad without fault.
   void OnDamage(size_t host, const Blake3& digest) {
     Disturb();
+    OnLost();
     damaged_.insert(digest);
     damaged_at_[host] = world_->now();
   }
@@ -66,12 +68,22 @@ class Ledger {
   void OnSkipped(Step step) { skipped_.insert(step); }
   bool has_floor() const { return floor_.has_value(); }
 
+  // A machine and all that it held is lost, or a job wrote into a copy.
+  void OnLost() { lost_at_ = world_->now(); }
+  // ---- at the moment when an agent does it
+  // A copy of the shard was given up.
+  void OnGone(const Blake3& digest);
+  // A generation was recorded for the first time: its copies must be there.
+  void OnRecorded();
+
   // The floor stands, good copies of all of its shards are somewhere.
   void CheckFloor(const char* when);
   void CheckMemory();
   // Every shard of the newest commit has all copies that its placement demands and the stores hold
   // nothing else.
   void CheckAllInPlace();
+  // What is missing for that; "" when nothing is.
+  std::string NotInPlace();
   // Most bytes seen in a mount, in percent of a node's checkpoint.
   uint64_t peak_percent() const { return peak_percent_; }
   // What one node's checkpoint takes in a mount.
@@ -104,6 +116,11 @@ class Ledger {
   bool IsAvailable(const control::GenerationRecord& record, std::optional<size_t> without_host,
                    const Blake3* without_copy) const;
   bool IsGivenUp() const;
+  bool IsOfFloor(const Blake3& digest) const;
+  // Good ones of the place, and how many there must be.
+  std::pair<size_t, size_t> CopiesOf(const control::GenerationRecord& record,
+                                     const std::vector<Blake3>& place) const;
+  std::string NotInPlace(const control::GenerationRecord& record) const;
   Position PositionOf(const SaveId& save) const;
   std::set<Blake3> ShardsAt(size_t host) const;
   static bool IsSameWorld(const JobShape& a, const JobShape& b);
@@ -119,6 +136,7 @@ class Ledger {
   Instant started_at_{};
   int disturbances_ = 0;
   std::set<Blake3> damaged_;  // some copy of it
+  Instant lost_at_ = Instant::min();
   std::optional<Instant> without_since_;
   std::set<Step> skipped_;
   std::map<size_t, Instant> damaged_at_;

@@ -187,8 +187,20 @@ void Nemesis::ChangeWorld() {
 void Nemesis::LoseMachine(size_t i, bool replaced) {
   parts_.world->Fault(replaced ? "machine replaced" : "RAM lost");
   parts_.ledger->Disturb();
+  parts_.ledger->OnLost();
   host(i).LoseMachine(replaced);
   parts_.job->HostLost(i);
+}
+
+bool Nemesis::LoseOne() {
+  const size_t first = AnyHost();
+  for (size_t n = 0; n < hosts(); ++n) {
+    const size_t i = (first + n) % hosts();
+    if (!parts_.ledger->MayLose(i)) continue;
+    LoseMachine(i, parts_.world->prng().Chance(1, 2));
+    return true;
+  }
+  return false;
 }
 
 void Nemesis::LoseRam() {
@@ -290,6 +302,7 @@ bool Nemesis::DamageShard(size_t i) {
 void Nemesis::ChangeRestored() {
   const size_t i = AnyHost();
   if (!parts_.ledger->MayLose(i) || !parts_.job->ChangeRestored(i)) return;
+  parts_.ledger->OnLost();
   parts_.world->Fault("restored checkpoint changed");
 }
 

@@ -45,6 +45,8 @@ class Nemesis {
   // ---- single faults, for scenarios too
   void CrashAgent(size_t host);  // soon, between two file operations
   void LoseMachine(size_t host, bool replaced);
+  // One that the newest commit outlives. False: there is none.
+  bool LoseOne();
   // One file of one shard there. False: there is none, or it would be one too many.
   bool DamageShard(size_t host);
 

@@ -237,6 +237,7 @@ int SimHost::BeforeCall(SimProcess* process, const FsOp& op) {
   }
   if (op.call == FsCall::kRename) {
     world_->Trace("n{} moves {}/{} to {}", index_, op.base, op.path, op.to);
+    parts_.on_move(index_, op);
   }
   return InjectedError(op);
 }

@@ -38,6 +38,8 @@ struct HostParts {
   RestorePolicy restore;
   // Another host's data port.
   std::function<DataServerView(const HostPort&)> server_at;
+  // A rename that an agent is about to make.
+  std::function<void(size_t host, const FsOp& op)> on_move;
   // Every line that an agent logs.
   std::function<void(size_t host, Severity severity, std::string_view text)> on_log;
 };

@@ -14,6 +14,7 @@ constexpr Duration kConvergeMax = 1300s;
 constexpr int kStartsMax = 2;
 // In the end: for copies that are made and deleted at leisure.
 constexpr Duration kSettle = 60s;
+constexpr Duration kSettleEvery = 2s;
 constexpr Duration kMemoryEvery = 500ms;
 constexpr Duration kLookEvery = 200ms;
 // Records, ids, links, texts for the client: a page each, and store/spare (64 KiB).
@@ -98,6 +99,9 @@ void Simulation::MakeHosts() {
     const size_t host = HostOf(at.host);
     return host < hosts_.size() ? hosts_[host]->data_server(at.port) : DataServerView{};
   };
+  host_parts_.on_move = [this](size_t host, const FsOp& op) {
+    moments_->OnMove(hosts_[host].get(), op);
+  };
   host_parts_.on_log = [this](size_t host, Severity severity, std::string_view text) {
     OnLog(host, severity, text);
   };
@@ -124,6 +128,7 @@ void Simulation::Start() {
   job_ =
       std::make_unique<SimJob>(&world_, &hosts_, shape_, rhythm_, options_.seed, std::move(events));
   ledger_->set_job(job_.get());
+  moments_ = std::make_unique<Moments>(&world_, ledger_.get(), job_.get());
   people_ = std::make_unique<SimOperator>(&world_, &hosts_, job_.get(), ledger_.get());
   nemesis_ = std::make_unique<Nemesis>(
       NemesisParts{&world_, &hosts_, network_, rendezvous_.get(), &data_rates_, &file_rates_,
@@ -214,7 +219,28 @@ void Simulation::Converge() {
   }
   if (!RestartUntilCommitted(kConvergeMax)) return;
   job_->set_saving(false);
-  if (RunFor(kSettle) && RunUntilCommitted(1, kConvergeMax)) ledger_->CheckAllInPlace();
+  if (!RunFor(kSettle) || !RunUntilCommitted(1, kConvergeMax)) return;
+  ledger_->CheckAllInPlace();
+  if (!world_.failed()) RebuildOne();
+}
+
+// A machine is lost while nothing is saved any more: what the job is restored from must get all of
+// its copies back.
+void Simulation::RebuildOne() {
+  if (!nemesis_->LoseOne()) return;
+  job_->StartLater(1ms);
+  if (!RunFor(1s)) return;
+  Instant next_look = world_.now();
+  std::string missing;
+  world_.RunUntil(world_.now() + kConvergeMax, [this, &next_look, &missing] {
+    if (world_.now() < next_look) return false;
+    next_look = world_.now() + kSettleEvery;
+    missing = job_->training() ? ledger_->NotInPlace() : "the job waits";
+    return missing.empty();
+  });
+  if (!missing.empty() && !world_.failed()) {
+    world_.Fail(fmt::format("after a loss without further saves {}: {}", missing, States()));
+  }
 }
 
 void Simulation::WatchMemory() {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "sim/ledger.h"
+#include "sim/moments.h"
 #include "sim/nemesis.h"
 #include "sim/operator.h"
 #include "sim/sim_host.h"
@@ -81,6 +82,7 @@ class Simulation {
   void MakeHosts();
   void OnLog(size_t host, Severity severity, std::string_view text);
   void Converge();
+  void RebuildOne();
   bool TryUntilCommitted(uint32_t saves, Duration limit);
   void WatchMemory();
   std::string States();
@@ -104,6 +106,7 @@ class Simulation {
   std::vector<std::unique_ptr<SimHost>> hosts_;
   std::unique_ptr<SimJob> job_;
   std::unique_ptr<Ledger> ledger_;
+  std::unique_ptr<Moments> moments_;
   std::unique_ptr<SimOperator> people_;
   std::unique_ptr<Nemesis> nemesis_;
 };

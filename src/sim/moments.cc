@@ -1,0 +1,49 @@
+#include "sim/moments.h"
+
+#include "format/store_names.h"
+#include "format/volume_names.h"
+#include "tiers/ram/tree_walk.h"
+
+namespace tierkeep::sim {
+namespace {
+
+constexpr std::string_view kShards = "store/shards/";
+constexpr std::string_view kTrash = "store/trash/";
+constexpr std::string_view kRecords = "store/generations/";
+constexpr std::string_view kClient = "client/";
+
+}  // namespace
+
+void Moments::OnMove(SimHost* host, const FsOp& op) {
+  const std::string to = JoinPath(op.base, op.to);
+  if (to.starts_with(kTrash)) {
+    const std::string from = op.Path();
+    const size_t at = from.find(kShards);
+    if (at > 1 || at == std::string::npos) return;
+    const auto digest = ParseShardDirName(std::string_view(from).substr(at + kShards.size()));
+    if (digest) world_->After(1us, [this, digest] { ledger_->OnGone(*digest); });
+  } else if (to.starts_with(kRecords)) {
+    if (!recorded_.insert(to).second) return;
+    world_->After(1us, [this] { ledger_->OnRecorded(); });
+  } else if (to.starts_with(kClient) && to.ends_with(".restore")) {
+    world_->After(1us, [this, host, name = to] { OnLink(host, name); });
+  }
+}
+
+// A client may look at once: what the link leads to is whole from the first moment on.
+void Moments::OnLink(SimHost* host, const std::string& name) {
+  const auto worker = ParseWorkerName(name.substr(kClient.size()), ".restore");
+  const SimClient* client = worker ? job_->client(worker->rank) : nullptr;
+  const bool asked = client != nullptr && client->alive() && client->host() == host->index() &&
+                     worker->job == job_->shape().name;
+  if (!asked || ledger_->DamagedSince(host->index(), client->asked_at())) return;
+  const auto target = host->outside().ReadLink(name);
+  if (!target.ok()) return;  // "no checkpoint", or gone again
+  const auto id = IdentifyContent(host->outside(), std::string(kClient) + *target, job_->content());
+  world_->Count("links looked at when they appeared");
+  if (id.ok()) return;
+  world_->Fail(fmt::format("n{}: {} appears and leads to something bad: {}", host->index(), name,
+                           id.error().ToString()));
+}
+
+}  // namespace tierkeep::sim
