@@ -169,7 +169,8 @@ bool CoordinatorMachine::Impl::WaitForAbsent(const RestoreAnswer& answer) {
 
 // ---- the mark in the rendezvous --------------------------------------------------------------
 
-// `record` was committed, or the run was released from it (null: from nothing).
+// `record` was committed, or the run was released from it (null: from nothing). Until it is
+// committed in this run, too, its members may lack copies that nodes of earlier runs have.
 void CoordinatorMachine::Impl::MarkNewest(const control::GenerationRecord* record) {
   control::GenerationMark mark;
   *mark.mutable_run() = ToProto(run_);
@@ -180,8 +181,18 @@ void CoordinatorMachine::Impl::MarkNewest(const control::GenerationRecord* recor
     const bool own = FromProto(record->save().run()) == run_;
     mark.set_save_number(own ? record->save_number() : 0);
     mark.set_step(record->save().step());
+    std::set<std::string> others;
+    if (!committed_) {
+      others = AbsentNodes();
+      others.insert(record_.newest().nodes().begin(), record_.newest().nodes().end());
+      for (const auto& [node, holder] : holders_) others.insert(node);
+    }
     for (const auto& [rank, peer] : members_) {
       if (mark.nodes_size() < kMarkNodesMax) mark.add_nodes(peer.node());
+      others.erase(peer.node());
+    }
+    for (const std::string& node : others) {
+      if (mark.nodes_size() < kMarkNodesMax) mark.add_nodes(node);
     }
   }
   mark_ = std::move(mark);
@@ -192,7 +203,10 @@ void CoordinatorMachine::Impl::MarkNewest(const control::GenerationRecord* recor
 void CoordinatorMachine::Impl::WriteMark(const CoordinatorEvent::RendezvousRead& e) {
   if (!mark_ || !e.record || write_in_flight_) return;
   const control::GenerationMark mark = *std::exchange(mark_, std::nullopt);
-  if (e.record->has_newest() && !Older(e.record->newest(), mark)) return;
+  const control::GenerationMark& newest = e.record->newest();
+  // With a commit that made missing copies again, nodes of earlier runs have no more part in it.
+  const bool fewer = !Older(mark, newest) && mark.nodes_size() < newest.nodes_size();
+  if (e.record->has_newest() && !Older(newest, mark) && !fewer) return;
   writing_ = *e.record;
   *writing_.mutable_newest() = mark;
   write_in_flight_ = mark_in_flight_ = true;
