@@ -116,6 +116,28 @@ void CommitUnheard(Simulation& sim) {
   sim.RestartUntilCommitted(kLimit);
 }
 
+// Rank 0 has moved, and before copies are made in the new run both of its nodes lose their RAM. One
+// that only the run before knew has all that is needed.
+void LastCopyOnAnOldNode(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  sim.job().SetPlacement({2, 1, 0});
+  sim.job().StartLater(1ms);
+  const auto released = [&] {
+    return sim.host(2).node() != nullptr && sim.host(2).node()->status().phase == "running";
+  };
+  sim.world().RunUntil(sim.world().now() + kLimit, released);
+  SimFs& mount = sim.host(2).mount();
+  mount.set_bytes_max(mount.use().bytes + sim.job().shape().file_bytes / 2);
+  sim.world().Fault("mount full");
+  if (!sim.RunFor(5s)) return;
+  sim.nemesis().LoseMachine(1, false);
+  sim.nemesis().LoseMachine(2, true);
+  mount.set_bytes_max(uint64_t{1} << 30);
+  sim.job().set_saving(true);
+  sim.RunUntilCommitted(1, kLimit);
+}
+
 // A start that was given up left its yamls with two nodes, which want all ranks, as the next
 // start's nodes do.
 void TwoWholeSets(Simulation& sim) {
@@ -171,6 +193,11 @@ const std::vector<Scenario>& Scenarios() {
        .run = HolderListensToTheDead,
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2, .replicas = 2},
        .spares = 2},
+      {.name = "last-copy-on-an-old-node",
+       .about = "a decision waits for a node of an earlier run that may have the last copy",
+       .run = LastCopyOnAnOldNode,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2, .file_bytes = 512 * 1024},
+       .spares = 1},
       {.name = "two-whole-sets",
        .about = "of two sets of nodes that want all ranks the younger one's run goes on",
        .run = TwoWholeSets,
