@@ -87,5 +87,24 @@ TEST(ClusterRestart, ARefusalThatCanNotBeRecordedIsTold) {
   ASSERT_RUNS_UNTIL(cluster, cluster.client(0).released && cluster.client(2).released);
 }
 
+// A start that was given up, whose decision waits for somebody, ends once all ranks have come to
+// another coordinator, and isn't released beside them.
+TEST(ClusterRestart, AWaitingDecisionEndsWhenAllHaveStartedAgainElsewhere) {
+  TestCluster cluster({.hosts = 6, .world = {Framework::kPytorchDistributed, 2, 1, 0}});
+  for (const size_t host : {4, 5}) cluster.StartClient(host, static_cast<Rank>(host - 4));
+  ASSERT_RUNS_UNTIL(cluster, cluster.client(4).released && cluster.client(5).released);
+  for (const size_t host : {4, 5}) {
+    cluster.EndClient(host);
+    cluster.KillAgent(host);
+  }
+  // Nobody here was part of that run: its nodes are waited for.
+  for (const size_t host : {0, 1}) cluster.StartClient(host, static_cast<Rank>(host));
+  ASSERT_RUNS_UNTIL(cluster, cluster.Logged("which may hold a newer checkpoint"));
+  cluster.Run(1s);
+  for (const size_t host : {2, 3}) cluster.StartClient(host, static_cast<Rank>(host - 2));
+  ASSERT_RUNS_UNTIL(cluster, cluster.client(2).released && cluster.client(3).released);
+  EXPECT_FALSE(cluster.client(0).released || cluster.client(1).released) << LogOf(cluster);
+}
+
 }  // namespace
 }  // namespace tierkeep

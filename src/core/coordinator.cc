@@ -331,7 +331,10 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
     case kPingTimer:
       PingAll();
       TellStatus(true);
-      if (state_ == State::kRunning) actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
+      // A decision may wait for minutes: meanwhile all may have started again elsewhere.
+      if (state_ == State::kRunning || state_ == State::kRestoring) {
+        actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
+      }
       Arm(kPingTimer, options_.timings.ping_interval);
       break;
     case kKeepTimer:
