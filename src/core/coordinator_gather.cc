@@ -221,6 +221,17 @@ void CoordinatorMachine::Impl::GatherResumed(Peer peer) {
     run_is_over = run_is_over || rank == peer.rank() ||
                   std::find(nodes.begin(), nodes.end(), member.node()) != nodes.end();
   }
+  // Of several runs only the newest can go on: all ranks had come anew when it began.
+  for (auto it = resumed_.begin(); it != resumed_.end();) {
+    run_is_over = run_is_over || it->second.in_run().sequence > peer.in_run().sequence;
+    if (it->second.in_run().sequence >= peer.in_run().sequence) {
+      ++it;
+      continue;
+    }
+    SendRunEnded(it->second.connection, it->second.in_run(), "a newer run of the job goes on");
+    holders_[it->second.node()] = std::move(it->second);
+    it = resumed_.erase(it);
+  }
   if (run_is_over) {
     SendRunEnded(peer.connection, peer.in_run(), "the job starts again");
     const std::string node = peer.node();

@@ -1,4 +1,4 @@
-// Nodes that want the ranks of a run that goes on.
+// Nodes that want ranks which others have, too.
 #include <gtest/gtest.h>
 
 #include <variant>
@@ -51,7 +51,7 @@ class Strangers : public testing::Test {
   }
 
   void Step(const CoordinatorEvent::Any& event) {
-    for (const auto& action : machine_.Step(Instant(1000s), event)) {
+    for (const auto& action : machine_->Step(Instant(1000s), event)) {
       if (const auto* send = std::get_if<CoordinatorAction::Send>(&action)) {
         if (!send->message.has_run_start() || send->message.run_start().epoch() == epoch_) continue;
         epoch_ = send->message.run_start().epoch();
@@ -62,12 +62,14 @@ class Strangers : public testing::Test {
     }
   }
 
-  CoordinatorMachine machine_{{.settings = Join(1, 0).join().settings(),
-                               .node_name = "n1",
-                               .control_host = "n1",
-                               .control_port = 1,
-                               .boot = TestId(3),
-                               .run_nonce = TestId(4)}};
+  const CoordinatorOptions options_{.settings = Join(1, 0).join().settings(),
+                                    .node_name = "n1",
+                                    .control_host = "n1",
+                                    .control_port = 1,
+                                    .boot = TestId(3),
+                                    .run_nonce = TestId(4)};
+  CoordinatorMachine first_{options_};
+  CoordinatorMachine* machine_ = &first_;
   uint64_t version_ = 0;
   Epoch epoch_ = 0;
   uint64_t begun_ = 0;  // runs
@@ -84,6 +86,26 @@ TEST_F(Strangers, AnOlderWholeSetDoesNot) {
   EXPECT_EQ(begun_, 1U);
   Come({.first = 21, .age = 1s});
   EXPECT_EQ(begun_, 2U);
+}
+
+// After a restart of the coordinator. Rank 0 of the older run must not take the place of the newer
+// one's, who would never be heard of again.
+TEST_F(Strangers, OfTwoRunsTheNewerOneGoesOnAfterARestart) {
+  CoordinatorMachine restarted{options_};
+  machine_ = &restarted;
+  begun_ = epoch_ = 0;
+  Step(CoordinatorEvent::Started{WallTime(1s)});
+  Step(CoordinatorEvent::RendezvousRead{std::nullopt, ""});
+  const auto resume = [this](ConnectionId agent, Rank rank, uint64_t run) {
+    control::Envelope message = Join(agent, rank);
+    *message.mutable_join()->mutable_in_run() = ToProto(TestRun(run));
+    message.mutable_join()->set_released(run == 7);
+    Step(CoordinatorEvent::Received{agent, std::move(message)});
+  };
+  resume(1, 0, 8);
+  resume(11, 0, 7);
+  resume(2, 1, 8);
+  EXPECT_EQ(begun_, 1U);
 }
 
 }  // namespace

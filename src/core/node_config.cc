@@ -421,7 +421,7 @@ void NodeMachine::Impl::Fail(const std::string& text) {
 
 void NodeMachine::Impl::GatherDeadline() {
   if (!config_ || Released()) return;
-  if (InRun() && link_ == Link::kUp) {
+  if (InRun() && link_ == Link::kUp && entered_) {
     // Found in time; the transfer has its own deadline at the coordinator.
     Arm(kGatherTimer, options_.timings.prepare_deadline);
     return;
