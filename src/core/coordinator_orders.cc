@@ -169,8 +169,8 @@ bool CoordinatorMachine::Impl::WaitForAbsent(const RestoreAnswer& answer) {
 
 // ---- the mark in the rendezvous --------------------------------------------------------------
 
-// `record` was committed, or the run was released from it (null: from nothing). Until it is
-// committed in this run, too, its members may lack copies that nodes of earlier runs have.
+// `record` was committed, or the run was released from it (null: from nothing). Until the run has a
+// generation of its own, nodes of earlier runs may have copies that its members lose or lack.
 void CoordinatorMachine::Impl::MarkNewest(const control::GenerationRecord* record) {
   control::GenerationMark mark;
   *mark.mutable_run() = ToProto(run_);
@@ -182,7 +182,7 @@ void CoordinatorMachine::Impl::MarkNewest(const control::GenerationRecord* recor
     mark.set_save_number(own ? record->save_number() : 0);
     mark.set_step(record->save().step());
     std::set<std::string> others;
-    if (!committed_) {
+    if (!own) {
       others = AbsentNodes();
       others.insert(record_.newest().nodes().begin(), record_.newest().nodes().end());
       for (const auto& [node, holder] : holders_) others.insert(node);
@@ -203,10 +203,7 @@ void CoordinatorMachine::Impl::MarkNewest(const control::GenerationRecord* recor
 void CoordinatorMachine::Impl::WriteMark(const CoordinatorEvent::RendezvousRead& e) {
   if (!mark_ || !e.record || write_in_flight_) return;
   const control::GenerationMark mark = *std::exchange(mark_, std::nullopt);
-  const control::GenerationMark& newest = e.record->newest();
-  // With a commit that made missing copies again, nodes of earlier runs have no more part in it.
-  const bool fewer = !Older(mark, newest) && mark.nodes_size() < newest.nodes_size();
-  if (e.record->has_newest() && !Older(newest, mark) && !fewer) return;
+  if (e.record->has_newest() && !Older(e.record->newest(), mark)) return;
   writing_ = *e.record;
   *writing_.mutable_newest() = mark;
   write_in_flight_ = mark_in_flight_ = true;
