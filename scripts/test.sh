@@ -5,6 +5,9 @@
 #   SANITIZER=asan|tsan|none   which sanitizer's turn it is (default: by the day of the year)
 #   FUZZ_SECONDS=N             how long a third of the fuzz targets runs, another each day (default:
 #                              120; 0: not at all, their seeds are run by the unit tests anyway)
+#   SIM_RUNS=N                 schedules of the simulator on the release build (default: 100), and
+#   SIM_RUNS_SANITIZER=N       on the sanitizer's (default: 50), both from SIM_SEED on (default: 1).
+#                              The aim is 20,000 and 1,000, as soon as no schedule fails any more.
 #   JOBS=N                     parallel compilations and tests (default: one a core)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,6 +15,7 @@ jobs=${JOBS:-$(nproc)}
 turns=(asan tsan)
 sanitizer=${SANITIZER:-${turns[10#$(date -u +%j) % 2]}}
 fuzz_seconds=${FUZZ_SECONDS:-120}
+sim_runs=${SIM_RUNS:-100} sim_runs_sanitizer=${SIM_RUNS_SANITIZER:-50} sim_seed=${SIM_SEED:-1}
 case $sanitizer in asan | tsan | none) ;; *)
   echo "test: SANITIZER is asan, tsan or none, not '$sanitizer'" >&2
   exit 2
@@ -36,8 +40,10 @@ stage() {
   durations+=("$(printf '%8s s  %s' "$seconds" "$name")")
 }
 
-build() { # PRESET TARGET
-  cmake --preset "$1" >/dev/null && cmake --build --preset "$1" --target "$2" -j "$jobs"
+build() { # PRESET TARGET...
+  local preset=$1
+  shift
+  cmake --preset "$preset" >/dev/null && cmake --build --preset "$preset" --target "$@" -j "$jobs"
 }
 
 # One line for each passed test is too much to read; whatever isn't passed stays, and the summary.
@@ -50,18 +56,30 @@ unit_tests() { # PRESET
   scripts/check_skips.py "build/reports/ctest-$1.xml"
 }
 
+# The report says what was simulated, and fails for too few faults or crashes. Three schedules that
+# fail are enough to look at: each is printed with its last hundred events and its replay line.
+simulate() { # PRESET RUNS
+  "build/$1/src/tierkeep-sim" --jobs "$jobs" --scenario all &&
+    "build/$1/src/tierkeep-sim" --jobs "$jobs" --seed "$sim_seed" --runs "$2" --failures 3
+}
+
 stage deps "scripts/deps.sh" scripts/deps.sh
 stage "build (release)" "make build" build release all
 stage format "scripts/check_format.sh" scripts/check_format.sh
 stage folders "scripts/check_folders.py" scripts/check_folders.py
 stage weaknesses "scripts/check_weaknesses.py" scripts/check_weaknesses.py
+stage "no mutations in the product" "scripts/check_mutations.py build/release/src/tierkeep" \
+  scripts/check_mutations.py build/release/src/tierkeep
 stage "unit tests (release)" "ctest --preset release -L unit" unit_tests release
+stage "simulator (release)" "make sim RUNS=$sim_runs SEED=$sim_seed" simulate release "$sim_runs"
 if [[ $sanitizer != none ]]; then
   export ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1
   export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=second_deadlock_stack=1
   stage "build ($sanitizer)" "cmake --preset $sanitizer && cmake --build --preset $sanitizer" \
-    build "$sanitizer" unit_tests
+    build "$sanitizer" unit_tests tierkeep-sim
   stage "unit tests ($sanitizer)" "ctest --preset $sanitizer -L unit" unit_tests "$sanitizer"
+  stage "simulator ($sanitizer)" "make sim PRESET=$sanitizer RUNS=$sim_runs_sanitizer" \
+    simulate "$sanitizer" "$sim_runs_sanitizer"
 fi
 if ((fuzz_seconds)); then
   export TURN=$((10#$(date -u +%j) % 3))/3 SECONDS_ALL=$fuzz_seconds

@@ -116,6 +116,18 @@ void Ledger::Consider(const control::GenerationRecord& record) {
   world_->Count("generations committed");
 }
 
+// Null: it can't be decoded. The same few records are read again and again.
+const control::GenerationRecord* Ledger::Decoded(const std::string& bytes) {
+  auto it = decoded_.find(bytes);
+  if (it == decoded_.end()) {
+    auto record = DecodeGenerationRecord(bytes);
+    std::optional<control::GenerationRecord> kept;
+    if (record.ok()) kept = std::move(*record);
+    it = decoded_.emplace(bytes, std::move(kept)).first;
+  }
+  return it->second ? &*it->second : nullptr;
+}
+
 void Ledger::Refresh() {
   for (auto& host : hosts_) {
     Dir& dir = host->outside();
@@ -128,7 +140,7 @@ void Ledger::Refresh() {
       for (const DirEntry& file : *files) {
         const auto bytes = dir.ReadSmallFile(JoinPath(path, file.name), kManifestBytesMax);
         if (!bytes.ok()) continue;
-        if (const auto record = DecodeGenerationRecord(*bytes); record.ok()) Consider(*record);
+        if (const auto* record = Decoded(*bytes)) Consider(*record);
       }
     }
   }

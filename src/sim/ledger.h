@@ -17,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -103,6 +104,7 @@ class Ledger {
   bool FloorIsAvailable(std::optional<size_t> without_host, const Blake3* without_copy) const;
   // Looks for newer committed generations in the records of all stores.
   void Refresh();
+  const control::GenerationRecord* Decoded(const std::string& bytes);
   void Consider(const control::GenerationRecord& record);
   void NoteShardsOfFloor(const control::GenerationRecord& record);
   // Which save it is, by what is in its shards.
@@ -129,6 +131,7 @@ class Ledger {
   std::vector<std::unique_ptr<SimHost>>& hosts_;
   const SimJob* job_ = nullptr;
   std::map<GenerationId, SaveId> known_;
+  std::unordered_map<std::string, std::optional<control::GenerationRecord>> decoded_;  // by bytes
   std::map<uint32_t, std::pair<uint32_t, uint32_t>> bases_;  // attempt → restored attempt, nth
   std::optional<Floor> floor_;
   // The newest, by job: runs of different jobs, with clocks that jump, have no order.

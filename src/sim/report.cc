@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
+
 namespace tierkeep::sim {
 namespace {
 
@@ -45,13 +47,27 @@ void Report::Add(const json& result, const std::string& replay) {
   ++failures_;
   json failed = result;
   failed["replay"] = replay;
-  failed_.push_back(std::move(failed));
+  NoteFailed(std::move(failed));
 }
 
 void Report::AddDeath(const std::string& replay, const std::string& how) {
   ++schedules_;
   ++failures_;
-  failed_.push_back({{"failure", "the simulator itself died: " + how}, {"replay", replay}});
+  NoteFailed({{"failure", "the simulator itself died: " + how}, {"replay", replay}});
+}
+
+// At once: whoever looks on needn't wait for the end of thousands.
+void Report::NoteFailed(json failed) {
+  if (tell_) {
+    if (failed.contains("trace")) {
+      for (const json& line : failed["trace"]) fmt::print("{}\n", line.get<std::string>());
+    }
+    if (failed.contains("setup")) fmt::print("{}\n", failed["setup"].get<std::string>());
+    fmt::print("FAILED: {}\nreplay: {}\n\n", failed["failure"].get<std::string>(),
+               failed["replay"].get<std::string>());
+    std::fflush(stdout);
+  }
+  failed_.push_back(std::move(failed));
 }
 
 uint64_t Report::Crashes() const {
@@ -73,14 +89,6 @@ std::vector<std::string> Report::Shortfalls() const {
 }
 
 void Report::Print(double seconds, double cpu_seconds) const {
-  for (const json& failed : failed_) {
-    if (failed.contains("trace")) {
-      for (const json& line : failed["trace"]) fmt::print("{}\n", line.get<std::string>());
-    }
-    if (failed.contains("setup")) fmt::print("{}\n", failed["setup"].get<std::string>());
-    fmt::print("FAILED: {}\nreplay: {}\n\n", failed["failure"].get<std::string>(),
-               failed["replay"].get<std::string>());
-  }
   fmt::print("{} schedules, {} failed; {} events, {:.1f} simulated hours; all traces {:016x}\n",
              schedules_, failures_, events_, simulated_seconds_ / 3600, hashes_);
   fmt::print("{:.1f} s, {:.1f} s of processor, {:.1f} ms a schedule; {} ran twice, same hash\n",
@@ -91,6 +99,9 @@ void Report::Print(double seconds, double cpu_seconds) const {
     fmt::print("  {:>10}  fault: {}\n", n, kind);
   }
   for (const auto& [what, n] : counts_) fmt::print("  {:>10}  {}\n", n, what);
+  for (const json& failed : failed_) {
+    fmt::print("failed: {}\n", failed["replay"].get<std::string>());
+  }
   for (const std::string& text : Shortfalls()) fmt::print("TOO FEW: {}\n", text);
 }
 

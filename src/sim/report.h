@@ -16,6 +16,8 @@ nlohmann::json ToJson(const SimulationResult& result);
 
 class Report {
  public:
+  // `tell`: prints what failed when it is added.
+  explicit Report(bool tell) : tell_(tell) {}
   // `replay`: the command that runs this schedule again.
   void Add(const nlohmann::json& result, const std::string& replay);
   // A process died in the middle of a schedule.
@@ -28,9 +30,11 @@ class Report {
   nlohmann::json Json(double seconds, double cpu_seconds) const;
 
  private:
+  void NoteFailed(nlohmann::json failed);
   double Average(double total) const { return schedules_ == 0 ? 0 : total / double(schedules_); }
   uint64_t Crashes() const;
 
+  const bool tell_;
   uint64_t schedules_ = 0, failures_ = 0, events_ = 0, faults_ = 0, run_twice_ = 0;
   uint64_t hashes_ = 0;  // of all traces, summed: the same schedules give the same
   double simulated_seconds_ = 0;

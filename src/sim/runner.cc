@@ -151,7 +151,7 @@ double CpuSeconds() {
 int RunMany(const RunnerOptions& options) {
   const std::vector<Unit> units = UnitsOf(options);
   const auto begin = std::chrono::steady_clock::now();
-  Report report;
+  Report report(!options.as_json);
   if (options.trace) {
     for (const Unit& unit : units) report.Add(RunUnit(unit, true), unit.replay);
   } else {
