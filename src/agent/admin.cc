@@ -1,5 +1,7 @@
 #include "agent/admin.h"
 
+#include <algorithm>
+
 #include "agent/json_answer.h"
 
 namespace tierkeep {
@@ -28,7 +30,10 @@ MetricsSnapshot ForMetrics(const StatusInputs& in) {
   out.bytes_pulled = in.bytes_pulled;
   out.bytes_served = in.bytes_served;
   const auto& job = in.coordinating ? in.coordinating : in.node.job;
-  if (job) out.peers_lost = static_cast<uint64_t>(job->missing_ranks_size());
+  if (job) {
+    out.peers_lost =
+        std::max(job->missing_total(), static_cast<uint32_t>(job->missing_ranks_size()));
+  }
   out.commits = in.node.commits;
   if (in.node.restored) out.restores_without_commit = in.node.restores_without_commit;
   out.restored_is_suspect = in.node.restored && !in.node.restored->suspect().empty() &&

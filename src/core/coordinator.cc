@@ -10,6 +10,26 @@
 #include "core/coordinator_impl.h"
 
 namespace tierkeep {
+namespace {
+
+// What is told of a large job's troubles: people read it, and every member gets it.
+constexpr int kRanksToldMax = 256;
+constexpr int kProblemsToldMax = 64;
+constexpr Duration kStatusPausePerMember = 100us;
+
+control::GenerationRecord WithoutShards(const control::GenerationRecord& record) {
+  control::GenerationRecord header;
+  header.set_job(record.job());
+  *header.mutable_save() = record.save();
+  header.set_save_number(record.save_number());
+  *header.mutable_world() = record.world();
+  header.set_committed(record.committed());
+  if (record.has_parent_run()) *header.mutable_parent_run() = record.parent_run();
+  header.set_parent_save_number(record.parent_save_number());
+  return header;
+}
+
+}  // namespace
 
 CoordinatorMachine::CoordinatorMachine(CoordinatorOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
@@ -31,7 +51,7 @@ CoordinatorActions CoordinatorMachine::Impl::Step(Instant now, const Coordinator
   now_ = now;
   if (state_ == State::kDown) return {};
   std::visit([this](const auto& e) { Handle(e); }, event);
-  if (state_ == State::kRunning || state_ == State::kRestoring) TellStatus(false);
+  if (state_ == State::kRunning || state_ == State::kRestoring) TellStatusIfChanged();
   return std::exchange(actions_, {});
 }
 
@@ -225,51 +245,40 @@ void CoordinatorMachine::Impl::LostConnection(ConnectionId connection) {
   const auto of = [&](const Peer& peer) { return peer.connected && peer.connection == connection; };
   const bool fixed =
       state_ == State::kFixing || state_ == State::kRestoring || state_ == State::kRunning;
-  for (auto it = members_.begin(); it != members_.end(); ++it) {
-    if (!of(it->second)) continue;
+  if (const auto it = members_.ByConnection(connection); it != members_.end() && of(it->second)) {
     if (fixed) {
       it->second.connected = false;
+      ++connections_;
       SetProblem("away " + it->second.node(),
                  fmt::format("rank {} on node {} is not connected", it->first, it->second.node()));
-      if (MayHaveMoved()) Arm(kRecheckTimer, options_.timings.gather_recheck);
+      if (state_ != State::kFixing) Arm(kRecheckTimer, options_.timings.gather_recheck);
       return;
     }
     holdings_.RemoveNode(it->second.node());
-    members_.erase(it);
+    members_.Erase(it);
     if (members_.empty()) Disarm(kGatherTimer);
     return;
   }
-  for (auto* map : {&resumed_, &pending_}) {
-    for (auto it = map->begin(); it != map->end(); ++it) {
-      if (!of(it->second)) continue;
-      holdings_.RemoveNode(it->second.node());
-      map->erase(it);
-      return;
-    }
-  }
-  for (auto it = holders_.begin(); it != holders_.end(); ++it) {
-    if (!of(it->second)) continue;
-    holdings_.RemoveNode(it->first);
-    holders_.erase(it);
-    return;
-  }
+  const auto remove = [&](auto* table) {
+    const auto it = table->ByConnection(connection);
+    if (it == table->end() || !of(it->second)) return false;
+    holdings_.RemoveNode(it->second.node());
+    table->Erase(it);
+    return true;
+  };
+  if (!remove(&resumed_) && !remove(&pending_)) remove(&holders_);
 }
 
 CoordinatorMachine::Impl::Peer* CoordinatorMachine::Impl::FindByConnection(
     ConnectionId connection) {
-  Peer* found = nullptr;
-  ForEachPeer([&](Peer& peer) {
-    if (found == nullptr && peer.connected && peer.connection == connection) found = &peer;
-  });
-  return found;
-}
-
-CoordinatorMachine::Impl::Peer* CoordinatorMachine::Impl::FindMemberByAgent(
-    const std::string& agent) {
-  for (auto& [rank, peer] : members_) {
-    if (peer.agent() == agent) return &peer;
+  const auto in = [&](auto* table) -> Peer* {
+    const auto it = table->ByConnection(connection);
+    return it != table->end() && it->second.connected ? &it->second : nullptr;
+  };
+  for (auto* table : {&members_, &resumed_, &pending_}) {
+    if (Peer* peer = in(table)) return peer;
   }
-  return nullptr;
+  return in(&holders_);
 }
 
 control::Envelope CoordinatorMachine::Impl::NewMessage() const {
@@ -346,6 +355,9 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
     case kCompareTimer:
       CompareDeadline();
       break;
+    case kStatusTimer:
+      if (std::exchange(status_due_, false)) TellStatus(false);
+      break;
     case kCommitTimer:
       CommitDeadline();
       break;
@@ -382,22 +394,23 @@ void CoordinatorMachine::Impl::PingAll() {
 }
 
 void CoordinatorMachine::Impl::SetProblem(const std::string& key, std::string text) {
-  auto& slot = problems_[key];
-  if (slot == text) return;
-  slot = std::move(text);
-  Log(Severity::kWarning, slot);
+  if (problems_.Set(key, text)) Log(Severity::kWarning, std::move(text));
 }
 
-void CoordinatorMachine::Impl::ClearProblem(const std::string& key) { problems_.erase(key); }
+void CoordinatorMachine::Impl::ClearProblem(const std::string& key) { problems_.Erase(key); }
 
 control::JobStatus CoordinatorMachine::Impl::status() const {
   control::JobStatus status;
+  const auto missing = [&status](Rank rank) {
+    status.set_missing_total(status.missing_total() + 1);
+    if (status.missing_ranks_size() < kRanksToldMax) status.add_missing_ranks(rank);
+  };
   switch (state_) {
     case State::kStarting:
     case State::kGathering:
     case State::kFixing:
       status.set_state("gathering");
-      for (const Rank rank : MissingRanks()) status.add_missing_ranks(rank);
+      for (const Rank rank : MissingRanks()) missing(rank);
       break;
     case State::kRestoring:
       status.set_state("restoring");
@@ -411,27 +424,50 @@ control::JobStatus CoordinatorMachine::Impl::status() const {
   }
   if (state_ == State::kRestoring || state_ == State::kRunning) {
     for (const auto& [rank, peer] : members_) {
-      if (!peer.connected) status.add_missing_ranks(rank);
+      if (!peer.connected) missing(rank);
     }
   }
   if (committed_) {
-    *status.mutable_last_committed() = *committed_;
-    status.mutable_last_committed()->clear_shards();
+    *status.mutable_last_committed() = WithoutShards(*committed_);
   }
   if (choice_) status.set_restore_reason(choice_->reason());
-  for (const auto& [key, text] : problems_) status.add_problems(text);
+  for (const auto& [key, text] : problems_) {
+    if (status.problems_size() < kProblemsToldMax) status.add_problems(text);
+  }
+  if (problems_.size() > kProblemsToldMax) {
+    status.add_problems(fmt::format("and {} more", problems_.size() - kProblemsToldMax));
+  }
   if (divergence_) *status.mutable_divergence() = *divergence_;
   if (waiting_for_absent_) *status.mutable_waiting() = waiting_;
   return status;
 }
 
+CoordinatorMachine::Impl::StatusStamp CoordinatorMachine::Impl::Stamp() const {
+  return {state_,    problems_.version(), connections_,       committed_.get(),
+          decision_, choice_.has_value(), waiting_for_absent_};
+}
+
+// After every event. All members are told, so in a large job not of every change at once.
+void CoordinatorMachine::Impl::TellStatusIfChanged() {
+  if (Stamp() == told_stamp_ || status_due_) return;
+  const Duration pause = kStatusPausePerMember * static_cast<int64_t>(members_.size());
+  if (now_ - told_at_ >= pause) {
+    TellStatus(false);
+    return;
+  }
+  status_due_ = true;
+  Arm(kStatusTimer, told_at_ + pause - now_);
+}
+
 void CoordinatorMachine::Impl::TellStatus(bool even_if_gathering) {
   const bool in_run = state_ == State::kRestoring || state_ == State::kRunning;
   if (!in_run && !even_if_gathering) return;
+  told_stamp_ = Stamp();
   control::JobStatus now = status();
   std::string bytes = now.SerializeAsString();
   if (bytes == told_status_) return;
   told_status_ = std::move(bytes);
+  told_at_ = now_;
   control::Envelope message = NewMessage();
   *message.mutable_job_status() = std::move(now);
   for (const auto& [rank, peer] : members_) SendTo(peer, message);

@@ -155,7 +155,7 @@ void CoordinatorMachine::Impl::EndComparison(const std::string& open_because) {
   comparison_->found.set_text(DescribeDivergence());
   divergence_ = std::move(comparison_->found);
   comparison_.reset();
-  problems_["replicas"] = divergence_->text();
+  problems_.Set("replicas", divergence_->text());
   Log(Severity::kError, divergence_->text());
   TellDivergence(*divergence_);
 }
@@ -183,7 +183,7 @@ void CoordinatorMachine::Impl::SayUncommitted(const Protection& protection,
       "be "
       "made: {}",
       protection.record.save().step(), why);
-  problems_["unprotected"] = text;
+  problems_.Set("unprotected", text);
   Log(Severity::kError, text);
   control::Divergence told =
       comparison_ ? comparison_->found : divergence_.value_or(control::Divergence());

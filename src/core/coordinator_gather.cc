@@ -74,30 +74,25 @@ void CoordinatorMachine::Impl::Admit(Peer peer) {
 }
 
 void CoordinatorMachine::Impl::AddHolder(Peer peer) {
-  for (const auto& [rank, member] : members_) {
-    // A member is more than a holder, unless its attempt is over.
-    if (member.node() == peer.node() && member.connected) return;
-  }
+  // A member is more than a holder, unless its attempt is over.
+  const auto member = members_.ByNode(peer.node());
+  if (member != members_.end() && member->second.connected) return;
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
   const std::string node = peer.node();
-  holders_[node] = std::move(peer);
+  holders_.Put(node, std::move(peer));
   if (state_ == State::kRestoring || state_ == State::kRunning) TellMembers();
   if (waiting_for_holders_) Decide();
 }
 
 // Removes what an agent said earlier, but not over connection `except`.
 void CoordinatorMachine::Impl::ForgetAgent(const std::string& agent, ConnectionId except) {
-  for (auto* map : {&members_, &resumed_, &pending_}) {
-    for (auto it = map->begin(); it != map->end();) {
-      if (it->second.agent() != agent) {
-        ++it;
-        continue;
-      }
-      if (it->second.connected && it->second.connection != except) {
-        actions_.emplace_back(CoordinatorAction::CloseConnection{it->second.connection});
-      }
-      it = map->erase(it);
+  for (auto* table : {&members_, &resumed_, &pending_}) {
+    const auto it = table->ByAgent(agent);
+    if (it == table->end()) continue;
+    if (it->second.connected && it->second.connection != except) {
+      actions_.emplace_back(CoordinatorAction::CloseConnection{it->second.connection});
     }
+    table->Erase(it);
   }
 }
 
@@ -109,6 +104,7 @@ bool CoordinatorMachine::Impl::CheckAgreement(const Peer& peer) {
            true);
     return false;
   }
+  // Those that are here agree with each other: one of them speaks for all.
   for (const auto& [rank, member] : members_) {
     if (member.agent() == peer.agent()) continue;
     const auto ours = Essentials(member.join.settings());
@@ -123,6 +119,7 @@ bool CoordinatorMachine::Impl::CheckAgreement(const Peer& peer) {
       RejectMembers(reason);
       return false;
     }
+    break;
   }
   return true;
 }
@@ -157,10 +154,9 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
            true);
     return false;
   }
-  for (auto it = members_.begin(); it != members_.end(); ++it) {
+  for (const auto it : {members_.find(peer.rank()), members_.ByNode(peer.node())}) {
+    if (it == members_.end() || it->second.agent() == peer.agent()) continue;
     const Peer& other = it->second;
-    if (other.agent() == peer.agent()) continue;
-    if (other.node() != peer.node() && it->first != peer.rank()) continue;
     const bool newer = peer.accepted >= other.accepted;
     const std::string what =
         it->first == peer.rank() ? fmt::format("rank {}", peer.rank()) : "node name " + peer.node();
@@ -177,7 +173,7 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
     refused_attempts_[loser.agent()] = loser.attempt();
     if (!newer) return false;
     holdings_.RemoveNode(other.node());
-    members_.erase(it);
+    members_.Erase(it);
     return ResolveDuplicates(peer);
   }
   return true;
@@ -186,7 +182,7 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
 void CoordinatorMachine::Impl::GatherJoin(Peer peer) {
   if (!CheckAgreement(peer) || !ResolveDuplicates(peer)) return;
   ForgetAgent(peer.agent(), peer.connection);
-  holders_.erase(peer.node());
+  holders_.Erase(peer.node());
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
   if (members_.empty()) Arm(kGatherTimer, options_.gather_deadline);
   // Whoever still waits for a run that will never go on starts again with the others; whoever was
@@ -203,43 +199,44 @@ void CoordinatorMachine::Impl::GatherJoin(Peer peer) {
       continue;
     }
     SendRunEnded(it->second.connection, it->second.in_run(), "the job starts again");
-    holders_[it->second.node()] = std::move(it->second);
-    it = resumed_.erase(it);
+    const auto next = std::next(it);
+    Peer resumed = resumed_.Take(it);
+    const std::string node = resumed.node();
+    holders_.Put(node, std::move(resumed));
+    it = next;
   }
   const Rank rank = peer.rank();
-  members_[rank] = std::move(peer);
+  members_.Put(rank, std::move(peer));
   TryClose();
 }
 
 void CoordinatorMachine::Impl::GatherResumed(Peer peer) {
   ForgetAgent(peer.agent(), peer.connection);
-  holders_.erase(peer.node());
+  holders_.Erase(peer.node());
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
-  bool run_is_over = !members_.empty() && !peer.join.released();
-  for (const auto& [rank, member] : members_) {
-    const auto& nodes = peer.join.previous_nodes();
-    run_is_over = run_is_over || rank == peer.rank() ||
-                  std::find(nodes.begin(), nodes.end(), member.node()) != nodes.end();
-  }
-  // Of several runs only the newest can go on: all ranks had come anew when it began.
-  for (auto it = resumed_.begin(); it != resumed_.end();) {
-    run_is_over = run_is_over || it->second.in_run().sequence > peer.in_run().sequence;
-    if (it->second.in_run().sequence >= peer.in_run().sequence) {
-      ++it;
-      continue;
-    }
-    SendRunEnded(it->second.connection, it->second.in_run(), "a newer run of the job goes on");
-    holders_[it->second.node()] = std::move(it->second);
-    it = resumed_.erase(it);
+  const auto& nodes = peer.join.previous_nodes();
+  bool run_is_over =
+      (!members_.empty() && !peer.join.released()) || members_.count(peer.rank()) != 0 ||
+      std::any_of(nodes.begin(), nodes.end(),
+                  [&](const auto& node) { return members_.ByNode(node) != members_.end(); });
+  // Of several runs only the newest can go on: all ranks had come anew when it began. Those that
+  // are here are of one run.
+  const uint64_t known = resumed_.empty() ? 0 : resumed_.begin()->second.in_run().sequence;
+  run_is_over = run_is_over || known > peer.in_run().sequence;
+  while (known < peer.in_run().sequence && !resumed_.empty()) {
+    Peer older = resumed_.Take(resumed_.begin());
+    SendRunEnded(older.connection, older.in_run(), "a newer run of the job goes on");
+    const std::string node = older.node();
+    holders_.Put(node, std::move(older));
   }
   if (run_is_over) {
     SendRunEnded(peer.connection, peer.in_run(), "the job starts again");
     const std::string node = peer.node();
-    holders_[node] = std::move(peer);
+    holders_.Put(node, std::move(peer));
     return;
   }
   const Rank rank = peer.rank();
-  resumed_[rank] = std::move(peer);
+  resumed_.Put(rank, std::move(peer));
   TryClose();
 }
 
@@ -254,19 +251,25 @@ std::vector<Rank> CoordinatorMachine::Impl::MissingRanks() const {
   return missing;
 }
 
+// As MissingRanks().empty(), without looking at each: their ranks are in range.
+bool CoordinatorMachine::Impl::AllRanksCame() const {
+  const auto& table = members_.empty() ? resumed_ : members_;
+  return !table.empty() && table.size() >= table.begin()->second.join.settings().world().nodes() &&
+         MissingRanks().empty();
+}
+
 void CoordinatorMachine::Impl::TryClose() {
   if (state_ != State::kGathering || write_in_flight_) return;  // else once it is written
   if (members_.empty() == resumed_.empty()) {
     if (members_.empty()) return;
   }
+  if (!AllRanksCame()) return;
   if (!members_.empty()) {
-    if (!MissingRanks().empty()) return;
     for (const auto& [rank, member] : members_) {
       if (member.doubted_until > now_) return;  // looked at again by kRecheckTimer
     }
     continuing_ = false;
   } else {
-    if (!MissingRanks().empty()) return;
     const RunId run = resumed_.begin()->second.in_run();
     for (const auto& [rank, peer] : resumed_) {
       if (peer.in_run() != run) return;
@@ -333,7 +336,7 @@ void CoordinatorMachine::Impl::StartRun() {
   ++runs_started_;
   state_ = State::kRestoring;
   Disarm(kRecheckTimer);
-  problems_.clear();
+  problems_.Clear();
   PlacementInput placement{.nodes = settings_.world().nodes(),
                            .data_parallelism = settings_.world().data_parallelism()};
   if (settings_.has_peers_per_node()) placement.peers_per_node = settings_.peers_per_node();
@@ -352,7 +355,8 @@ void CoordinatorMachine::Impl::StartRun() {
   // Agents of the run before that aren't part of this one serve as holders from now on.
   for (auto& [rank, peer] : resumed_) {
     SendRunEnded(peer.connection, peer.in_run(), "the job has started again without this node");
-    holders_[peer.node()] = std::move(peer);
+    const std::string node = peer.node();
+    holders_.Put(node, std::move(peer));
   }
   resumed_.clear();
   matcher_.emplace(settings_.world().nodes(), options_.timings.overtaken_max);
@@ -400,11 +404,10 @@ void CoordinatorMachine::Impl::TellMembers() {
 }
 
 void CoordinatorMachine::Impl::RunJoin(Peer peer) {
-  Peer* member = FindMemberByAgent(peer.agent());
-  for (auto& [rank, other] : members_) {
-    // A host that lost even its state directory is the same host still.
-    if (member == nullptr && other.node() == peer.node()) member = &other;
-  }
+  auto found = members_.ByAgent(peer.agent());
+  // A host that lost even its state directory is the same host still.
+  if (found == members_.end()) found = members_.ByNode(peer.node());
+  Peer* member = found == members_.end() ? nullptr : &found->second;
   const bool same_agent = member != nullptr && member->agent() == peer.agent();
   if (member != nullptr && !same_agent && member->connected) {
     // Either two agents have one name, or the host was lost with all it had and came back before
@@ -437,16 +440,16 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
   }
   // A stranger: the run ends only when all ranks have come anew. What it has may serve until then.
   ForgetAgent(peer.agent(), peer.connection);
-  holders_.erase(peer.node());
+  holders_.Erase(peer.node());
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
   const Rank rank = peer.rank();
   const uint32_t nodes = peer.join.settings().world().nodes();
   if (const auto earlier = pending_.find(rank); earlier != pending_.end()) {
     holdings_.RemoveNode(earlier->second.node());
   }
-  pending_[rank] = std::move(peer);
+  const Peer& stranger = pending_.Put(rank, std::move(peer));
   SetProblem("stranger", fmt::format("node {} wants rank {} of the job while its run goes on",
-                                     pending_[rank].node(), rank));
+                                     stranger.node(), rank));
   if (AllHaveComeAnew(nodes)) {
     TK_PROBE(kStrangersTakeOver);
     EndRun("all ranks have come with a new replicator.yaml");
@@ -475,9 +478,9 @@ void CoordinatorMachine::Impl::Rejoin(Peer* member, Peer peer) {
   const bool moved =
       member->join.data().SerializeAsString() != peer.join.data().SerializeAsString() ||
       member->join.data_token() != peer.join.data_token();
-  const bool prepared = state_ == State::kRunning;
-  *member = std::move(peer);
-  member->prepared = prepared;
+  member = &members_.Put(member->rank(), std::move(peer));
+  ++connections_;
+  if (state_ == State::kRestoring) prepare_open_.insert(member->rank());
   if (member->in_run() != run_) member->join.set_released(false);
   holdings_.SetNode(member->node(), job(), member->join.inventory());
   SendRunStart(*member, member->join.released());
@@ -512,12 +515,14 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
       continue;
     }
     SendRunEnded(peer.connection, run_, reason);
-    holders_[peer.node()] = std::move(peer);
+    const std::string node = peer.node();
+    holders_.Put(node, std::move(peer));
   }
   members_.clear();
   state_ = State::kGathering;
   choice_.reset();
   decision_ = 0;
+  prepare_open_.clear();
   failures_.clear();
   waiting_for_holders_ = waited_for_holders_ = waiting_for_absent_ = gave_up_absent_ = false;
   mark_.reset();
@@ -529,7 +534,7 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   committed_.reset();
   committed_keep_.clear();
   commit_open_.clear();
-  problems_.clear();
+  problems_.Clear();
   for (const Timer timer : {kHolderTimer, kPrepareTimer, kKeepTimer, kRetryTimer, kCommitTimer}) {
     Disarm(timer);
   }

@@ -7,12 +7,15 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/coordinator.h"
+#include "core/coordinator_peers.h"
+#include "core/coordinator_problems.h"
 #include "core/holdings.h"
 #include "core/protection.h"
 #include "core/restore_choice.h"
@@ -51,28 +54,9 @@ class CoordinatorMachine::Impl {
     kCommitTimer,
     kRendezvousTimer,
     kCompareTimer,
+    kStatusTimer,
   };
-  // An agent that takes part, or could.
-  struct Peer {
-    control::Join join;
-    ConnectionId connection = 0;
-    bool connected = true;
-    bool prepared = false;  // of the current decision
-    int failures = 0;       // own failures to prepare, not a source's
-    Instant heard;
-    Instant joined;
-    Instant accepted;  // its yaml
-    // It wanted the rank while another's run went on, and that other one is here still: until then
-    // the other's new yaml is waited for.
-    Instant doubted_until{};
-    std::optional<Instant> contested;  // when another agent came under this one's node name
-
-    const std::string& node() const { return join.node(); }
-    Rank rank() const { return join.rank(); }
-    const std::string& agent() const { return join.attempt().agent(); }
-    uint64_t attempt() const { return join.attempt().counter(); }
-    RunId in_run() const { return FromProto(join.in_run()); }
-  };
+  using Peer = CoordinatorPeer;
   // A node that can't hold what it is to keep.
   struct NoRoom {
     uint64_t short_bytes = 0;
@@ -86,6 +70,9 @@ class CoordinatorMachine::Impl {
     bool commits = true;                     // false: already committed, copies were lost since
     std::map<std::string, uint64_t> orders;  // outstanding, by node
     std::map<std::string, NoRoom> no_room;   // of these: what waits for memory
+    // By node, as last looked at; `looked_at` tells whether copies were lost since.
+    std::map<std::string, std::vector<Blake3>> missing;
+    std::optional<uint64_t> looked_at;
     int failed_tries = 0;
     bool waiting = false;  // for the retry timer
     bool stalled = false;  // given up; something newer will take its place
@@ -96,6 +83,18 @@ class CoordinatorMachine::Impl {
     control::Divergence found;     // filled in as answers come
     std::vector<Disagreement> of;  // of found.odd, by index
     std::map<uint64_t, int> open;  // order → index in found.odd
+  };
+
+  // All that JobStatus follows from, in a form that is cheap to compare.
+  struct StatusStamp {
+    State state = State::kStarting;
+    uint64_t problems = 0;
+    uint64_t connections = 0;
+    const void* committed = nullptr;
+    uint64_t decision = 0;
+    bool decided = false;
+    bool waiting = false;
+    bool operator==(const StatusStamp&) const = default;
   };
 
   // -- coordinator.cc
@@ -114,7 +113,6 @@ class CoordinatorMachine::Impl {
   void Arm(Timer timer, Duration after);
   void Disarm(Timer timer);
   Peer* FindByConnection(ConnectionId connection);
-  Peer* FindMemberByAgent(const std::string& agent);
   template <typename F>
   void ForEachPeer(F f) {  // members, resumed, holders, pending
     EachPeer(this, f);
@@ -134,6 +132,8 @@ class CoordinatorMachine::Impl {
   void PingAll();
   void LostConnection(ConnectionId connection);
   void TellStatus(bool even_if_gathering);
+  void TellStatusIfChanged();
+  StatusStamp Stamp() const;
   void SetProblem(const std::string& key, std::string text);
   void ClearProblem(const std::string& key);
   control::RendezvousRecord OwnRecord() const;
@@ -168,6 +168,7 @@ class CoordinatorMachine::Impl {
   void SendRunStart(const Peer& peer, bool continued);
   void TellMembers();
   std::vector<Rank> MissingRanks() const;
+  bool AllRanksCame() const;
   control::JobSettings AgreedSettings();
 
   // -- coordinator_restore.cc
@@ -208,8 +209,10 @@ class CoordinatorMachine::Impl {
   void AfterMatch();
   void BeginSave(const SaveKey& save);
   void BeginRebuild(const control::GenerationRecord& record, bool commits);
-  void Pump(std::optional<Protection>* protection);
-  bool SendKeeps(Protection* protection, const std::map<std::string, std::vector<Blake3>>& missing);
+  void Pump(std::optional<Protection>* protection, const std::string* only = nullptr);
+  bool LookForMissing(std::optional<Protection>* slot, const std::string* only);
+  bool SendKeeps(Protection* protection, const std::string* only);
+  bool SendKeep(Protection* protection, const Peer& peer, const std::vector<Blake3>& lacks);
   void FailTry(Protection* protection, const std::string& why, bool final);
   void Commit(std::optional<Protection>* protection);
   void SendCommit(const Peer& peer);
@@ -257,11 +260,12 @@ class CoordinatorMachine::Impl {
   std::optional<control::GenerationMark> mark_;  // not written yet
 
   // Who is who.
-  std::map<Rank, Peer> members_;  // fresh joins while gathering; then the run's
-  std::map<Rank, Peer> resumed_;  // of a run that this machine doesn't know: may go on with all
-  std::map<Rank, Peer> pending_;  // strangers' joins during a run
-  std::map<std::string, Peer> holders_;               // by node
-  std::vector<Peer> queued_;                          // came while the run was being fixed
+  PeerTable<Rank> members_;         // fresh joins while gathering; then the run's
+  PeerTable<Rank> resumed_;         // of a run that this machine doesn't know: may go on with all
+  PeerTable<Rank> pending_;         // strangers' joins during a run
+  PeerTable<std::string> holders_;  // by node
+  uint64_t connections_ = 0;        // counts members' going and coming back
+  std::vector<Peer> queued_;        // came while the run was being fixed
   std::map<std::string, uint64_t> refused_attempts_;  // by agent: losers of a duplicate rank
   uint64_t ping_number_ = 0;
 
@@ -279,6 +283,7 @@ class CoordinatorMachine::Impl {
   // The decision.
   std::optional<control::RestoreChoice> choice_;
   uint64_t decision_ = 0;
+  std::set<Rank> prepare_open_;  // members that have not prepared the current decision
   SourceFailures failures_;
   bool waiting_for_holders_ = false;
   bool waited_for_holders_ = false;
@@ -294,7 +299,7 @@ class CoordinatorMachine::Impl {
   std::optional<Protection> rebuild_;
   std::optional<Comparison> comparison_;
   std::optional<control::Divergence> divergence_;  // of the newest complete save, compared
-  std::optional<control::GenerationRecord> committed_;
+  std::shared_ptr<const control::GenerationRecord> committed_;
   std::map<std::string, std::set<Blake3>> committed_keep_;
   std::set<Rank> commit_open_;   // members that have not recorded it yet
   bool optional_peers_ = false;  // no yaml names any: only where they fit
@@ -302,8 +307,11 @@ class CoordinatorMachine::Impl {
   uint64_t next_number_ = 1;
   uint64_t next_order_ = 1;
 
-  std::map<std::string, std::string> problems_;
+  CoordinatorProblems problems_;
   std::string told_status_;
+  StatusStamp told_stamp_;
+  Instant told_at_{};
+  bool status_due_ = false;  // told once the timer says so
   uint64_t dropped_messages_ = 0;
 };
 

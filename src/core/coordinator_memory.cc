@@ -72,10 +72,9 @@ void CoordinatorMachine::Impl::GiveUpPeers(const std::string& node, const std::s
 
 void CoordinatorMachine::Impl::MakeRoom(Protection* protection) {
   for (auto& [node, no_room] : protection->no_room) {
-    const auto member = std::find_if(members_.begin(), members_.end(), [&](const auto& entry) {
-      return entry.second.node() == node && entry.second.connected;
-    });
-    if (member == members_.end() || no_room.short_bytes == 0) continue;
+    const auto member = members_.ByNode(node);
+    if (member == members_.end() || !member->second.connected) continue;
+    if (no_room.short_bytes == 0) continue;
     const auto give = [&](const std::vector<Blake3>& digests, const std::string& reason) {
       const uint64_t given = GiveBack(member->second, digests, reason);
       no_room.short_bytes -= std::min(no_room.short_bytes, given);

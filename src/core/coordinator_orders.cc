@@ -96,7 +96,7 @@ void CoordinatorMachine::Impl::JudgeRestores(control::RestoreChoice* choice, uin
       "{} is suspect: it was restored {} times without a later commit; `tierkeep restore "
       "--skip {}` takes an older one at the next start",
       FromProto(generation.save()).ToString(), choice->restores(), generation.save().step()));
-  problems_["suspect"] = choice->suspect();
+  problems_.Set("suspect", choice->suspect());
   Log(Severity::kError, choice->suspect());
 }
 
@@ -153,8 +153,8 @@ bool CoordinatorMachine::Impl::WaitForAbsent(const RestoreAnswer& answer) {
       return true;
     }
     gave_up_absent_ = true;
-    problems_["lost"] = none + ": it is given up";
-    Log(Severity::kError, problems_["lost"]);
+    problems_.Set("lost", none + ": it is given up");
+    Log(Severity::kError, none + ": it is given up");
     return false;
   }
   TK_PROBE(kWaitedForHolders);

@@ -16,20 +16,22 @@ namespace {
 constexpr uint64_t kDecisionsMax = 64;
 constexpr int kOwnFailuresMax = 2;
 constexpr int kPrepareTimeoutsMax = 2;
+constexpr int kSlowNamedMax = 32;
 
 }  // namespace
 
 void CoordinatorMachine::Impl::StartRestore() {
   for (const auto& [rank, peer] : members_) SendRunStart(peer, peer.join.released());
   for (const auto& [node, holder] : holders_) SendRunStart(holder, true);
+  prepare_open_.clear();
   if (!continuing_) {
     Decide();
     return;
   }
   bool all_released = true;
   for (auto& [rank, peer] : members_) {
-    peer.prepared = peer.join.released();
-    if (!peer.prepared) {
+    if (!peer.join.released()) {
+      prepare_open_.insert(rank);
       all_released = false;
     } else if (!choice_) {
       choice_ = peer.join.restored();
@@ -113,7 +115,7 @@ void CoordinatorMachine::Impl::Say(const RestoreAnswer& answer) {
   }
   for (const std::string& problem : answer.problems) {
     Log(Severity::kError, problem);
-    problems_["restore " + problem] = problem;
+    problems_.Set("restore " + problem, problem);
   }
 }
 
@@ -144,20 +146,19 @@ void CoordinatorMachine::Impl::Decide() {
     choice.set_none(true);
     Log(Severity::kInfo, "No valid checkpoints found anywhere");
     if (answer.lost) {
-      problems_["lost"] = "checkpoints existed, and none can be restored: " + answer.reason;
-      Log(Severity::kError, problems_["lost"]);
+      const std::string text = "checkpoints existed, and none can be restored: " + answer.reason;
+      problems_.Set("lost", text);
+      Log(Severity::kError, text);
     }
   }
   choice_ = std::move(choice);
-  for (auto& [rank, peer] : members_) peer.prepared = false;
+  for (const auto& [rank, peer] : members_) prepare_open_.insert(rank);
   Announce();
 }
 
 void CoordinatorMachine::Impl::Announce() {
   Arm(kPrepareTimer, options_.timings.prepare_deadline);
-  for (const auto& [rank, peer] : members_) {
-    if (!peer.prepared) SendRestore(peer);
-  }
+  for (const Rank rank : prepare_open_) SendRestore(members_.at(rank));
 }
 
 void CoordinatorMachine::Impl::SendRestore(const Peer& member) {
@@ -190,7 +191,7 @@ void CoordinatorMachine::Impl::OnPrepared(Peer* member, const control::RestorePr
     }
   }
   // Bad copies may have been replaced on the way: what is held now was just said.
-  member->prepared = true;
+  prepare_open_.erase(member->rank());
   member->failures = 0;
   if (state_ == State::kRunning) {
     if (!member->join.released()) {
@@ -236,9 +237,12 @@ void CoordinatorMachine::Impl::NoteFailure(Peer* member, const control::RestoreP
 void CoordinatorMachine::Impl::PrepareDeadline() {
   if (state_ != State::kRestoring || !choice_) return;
   std::string slow;
-  for (auto& [rank, peer] : members_) {
-    if (!peer.prepared) slow += (slow.empty() ? "" : ", ") + peer.node();
+  int named = 0;
+  for (const Rank rank : prepare_open_) {
+    if (++named > kSlowNamedMax) continue;
+    slow += (slow.empty() ? "" : ", ") + members_.at(rank).node();
   }
+  if (named > kSlowNamedMax) slow += fmt::format(" and {} more", named - kSlowNamedMax);
   const std::string reason = fmt::format("node {} did not prepare checkpoint {} within {}", slow,
                                          choice_->generation().save().step(),
                                          FormatDuration(options_.timings.prepare_deadline));
@@ -252,9 +256,7 @@ void CoordinatorMachine::Impl::PrepareDeadline() {
 }
 
 void CoordinatorMachine::Impl::ReleaseIfAllPrepared() {
-  for (const auto& [rank, peer] : members_) {
-    if (!peer.prepared && !TK_MUTATION(kReleaseEarly)) return;
-  }
+  if (!prepare_open_.empty() && !TK_MUTATION(kReleaseEarly)) return;
   Disarm(kPrepareTimer);
   for (auto& [rank, peer] : members_) {
     if (peer.join.released()) continue;

@@ -10,6 +10,11 @@
 #include "core/coordinator_impl.h"
 
 namespace tierkeep {
+namespace {
+
+constexpr size_t kLookedAtAgain = 16;
+
+}  // namespace
 
 std::vector<std::string> CoordinatorMachine::Impl::NodesByRank() const {
   std::vector<std::string> nodes;
@@ -29,9 +34,10 @@ void CoordinatorMachine::Impl::StartRunning() {
   next_number_ = 1;
   for (const auto& [node, records] : holdings_.records()) {
     for (const auto& record : records) {
-      if (FromProto(record.save().run()) != run_) continue;
-      next_number_ = std::max<uint64_t>(next_number_, record.save_number() + 1);
-      if (record.committed() && (!committed_ || committed_->save_number() < record.save_number())) {
+      if (FromProto(record->save().run()) != run_) continue;
+      next_number_ = std::max<uint64_t>(next_number_, record->save_number() + 1);
+      if (record->committed() &&
+          (!committed_ || committed_->save_number() < record->save_number())) {
         committed_ = record;
       }
     }
@@ -146,11 +152,27 @@ void CoordinatorMachine::Impl::BeginRebuild(const control::GenerationRecord& rec
   Pump(&rebuild_);
 }
 
-// Looks at what is missing and does the next thing about it.
-void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot) {
-  if (!*slot || state_ != State::kRunning) return;
+// Brings `missing` up to date. Only of one node, where nothing else can have changed; then those
+// that are left when there are but a few, so that none stays for nothing. False: it can't be
+// protected, which has been dealt with.
+bool CoordinatorMachine::Impl::LookForMissing(std::optional<Protection>* slot,
+                                              const std::string* only) {
   Protection& protection = **slot;
-  const auto missing = Missing(protection.plan, holdings_);
+  auto& missing = protection.missing;
+  if (only != nullptr && protection.looked_at == holdings_.losses()) {
+    const auto look = [&](auto it) {
+      std::erase_if(it->second,
+                    [&](const Blake3& digest) { return holdings_.HasVerified(it->first, digest); });
+      return it->second.empty() ? missing.erase(it) : std::next(it);
+    };
+    if (const auto it = missing.find(*only); it != missing.end()) look(it);
+    if (missing.size() <= kLookedAtAgain) {
+      for (auto it = missing.begin(); it != missing.end();) it = look(it);
+    }
+    return true;
+  }
+  protection.looked_at = holdings_.losses();
+  missing = Missing(protection.plan, holdings_);
   for (const auto& [node, digests] : missing) {
     for (const Blake3& digest : digests) {
       if (holdings_.Find(digest) != nullptr) continue;
@@ -164,10 +186,19 @@ void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot) {
         Apply(matcher_->DropActive("a node lost it before there was a copy"));
         AfterMatch();
       }
-      return;
+      return false;
     }
   }
-  if (missing.empty() || TK_MUTATION(kCommitOnSendersWord)) {
+  return true;
+}
+
+// Looks at what is missing and does the next thing about it; `only`: the one node whose copies
+// have changed since.
+void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot, const std::string* only) {
+  if (!*slot || state_ != State::kRunning) return;
+  Protection& protection = **slot;
+  if (!LookForMissing(slot, only)) return;
+  if (protection.missing.empty() || TK_MUTATION(kCommitOnSendersWord)) {
     TK_PROBE_IF(kCommitWaits, protection.commits && !AllConnected());
     if (!protection.commits) {
       ClearProblem("redundancy");
@@ -177,37 +208,46 @@ void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot) {
     }
     return;
   }
-  if (!protection.stalled && !protection.waiting && SendKeeps(&protection, missing)) {
+  if (!protection.stalled && !protection.waiting && SendKeeps(&protection, only)) {
     Arm(kKeepTimer, options_.timings.keep_deadline);
   }
 }
 
-bool CoordinatorMachine::Impl::SendKeeps(
-    Protection* protection, const std::map<std::string, std::vector<Blake3>>& missing) {
-  bool sent = false;
-  for (const auto& [rank, peer] : members_) {
-    const auto lacks = missing.find(peer.node());
-    if (lacks == missing.end() || !peer.connected || !peer.join.released()) continue;
-    const auto [order, added] = protection->orders.emplace(peer.node(), next_order_);
-    if (!added) continue;
-    ++next_order_;
-    control::Envelope message = NewMessage();
-    auto* keep = message.mutable_keep();
-    keep->set_order(order->second);
-    keep->set_rebuild(protection->rebuild);
-    keep->set_optional(optional_peers_);
-    for (const Blake3& digest : lacks->second) {
-      auto* wanted = keep->add_wanted();
-      *wanted->mutable_shard() = *holdings_.Find(digest);
-      auto sources = SourcesFor(holdings_, failures_, digest, peer.node(), rank);
-      // Cut off from all of them: then any may be tried again.
-      if (sources.empty()) sources = SourcesFor(holdings_, {}, digest, peer.node(), rank);
-      for (std::string& node : sources) wanted->add_nodes(std::move(node));
-    }
-    SendTo(peer, std::move(message));
-    sent = true;
+bool CoordinatorMachine::Impl::SendKeeps(Protection* protection, const std::string* only) {
+  const auto send = [&](const std::string& node, const std::vector<Blake3>& lacks) {
+    const auto member = members_.ByNode(node);
+    return member != members_.end() && SendKeep(protection, member->second, lacks);
+  };
+  if (only != nullptr) {
+    const auto lacks = protection->missing.find(*only);
+    return lacks != protection->missing.end() && send(*only, lacks->second);
   }
+  bool sent = false;
+  for (const auto& [node, lacks] : protection->missing) sent = send(node, lacks) || sent;
   return sent;
+}
+
+bool CoordinatorMachine::Impl::SendKeep(Protection* protection, const Peer& peer,
+                                        const std::vector<Blake3>& lacks) {
+  if (!peer.connected || !peer.join.released()) return false;
+  const auto [order, added] = protection->orders.emplace(peer.node(), next_order_);
+  if (!added) return false;
+  ++next_order_;
+  control::Envelope message = NewMessage();
+  auto* keep = message.mutable_keep();
+  keep->set_order(order->second);
+  keep->set_rebuild(protection->rebuild);
+  keep->set_optional(optional_peers_);
+  for (const Blake3& digest : lacks) {
+    auto* wanted = keep->add_wanted();
+    *wanted->mutable_shard() = *holdings_.Find(digest);
+    auto sources = SourcesFor(holdings_, failures_, digest, peer.node(), peer.rank());
+    // Cut off from all of them: then any may be tried again.
+    if (sources.empty()) sources = SourcesFor(holdings_, {}, digest, peer.node(), peer.rank());
+    for (std::string& node : sources) wanted->add_nodes(std::move(node));
+  }
+  SendTo(peer, std::move(message));
+  return true;
 }
 
 void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
@@ -230,7 +270,8 @@ void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
     if (!m.ok()) {
       FailTry(&protection, fmt::format("node {}: {}", member->node(), m.error()), m.out_of_space());
     }
-    Pump(slot);
+    const std::string node = member->node();
+    Pump(slot, &node);
     // What is held now may make other copies needless.
     for (auto* other : {&active_, &rebuild_}) {
       if (*other) MakeRoom(&**other);
@@ -248,7 +289,7 @@ void CoordinatorMachine::Impl::FailTry(Protection* protection, const std::string
   if (!protection->rebuild && !protection->plan.disagreements.empty()) {
     SayUncommitted(*protection, why);
   } else {
-    problems_[key] = fmt::format("step {} lacks copies: {}", step, why);
+    problems_.Set(key, fmt::format("step {} lacks copies: {}", step, why));
   }
   if (final || ++protection->failed_tries >= options_.timings.keep_tries) {
     protection->stalled = true;
@@ -292,8 +333,8 @@ void CoordinatorMachine::Impl::KeepDeadline() {
 void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
   Protection protection = std::move(**slot);
   slot->reset();
-  committed_ = std::move(protection.record);
-  committed_->set_committed(true);
+  protection.record.set_committed(true);
+  committed_ = std::make_shared<const control::GenerationRecord>(std::move(protection.record));
   committed_keep_ = std::move(protection.plan.wanted);
   commit_open_.clear();
   for (const auto& [rank, peer] : members_) commit_open_.insert(rank);
@@ -309,7 +350,7 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
     ClearProblem("thinned");
     thinned_ = false;
     ClearProblem("suspect");
-    std::erase_if(problems_, [](const auto& entry) { return entry.first.starts_with("restore "); });
+    problems_.ErasePrefix("restore ");
     ForEachPeer([](Peer& peer) { peer.join.clear_restores(); });
   }
   MarkNewest(&*committed_);
@@ -350,7 +391,7 @@ void CoordinatorMachine::Impl::OnCommitRecorded(Peer* member, const control::Com
       FromProto(m.run()) != FromProto(committed_->save().run())) {
     return;
   }
-  holdings_.SetRecord(member->node(), *committed_);
+  holdings_.SetRecord(member->node(), committed_);
   commit_open_.erase(member->rank());
   ClearProblem("commit " + member->node());
   if (commit_open_.empty()) Disarm(kCommitTimer);

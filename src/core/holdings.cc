@@ -18,7 +18,8 @@ void Holdings::SetNode(const std::string& node, const std::string& job,
     if (shard.job() == job) Add(node, shard, counts ? Copy::kVerified : Copy::kSuspect);
   }
   for (const auto& record : inventory.generations()) {
-    if (record.job() == job) records_[node].push_back(record);
+    if (record.job() != job) continue;
+    records_[node].push_back(std::make_shared<const control::GenerationRecord>(record));
   }
   if (!inventory.unreadable().empty()) {
     unreadable_[node] = {inventory.unreadable().begin(), inventory.unreadable().end()};
@@ -42,7 +43,9 @@ void Holdings::Add(const std::string& node, const control::ShardInfo& shard, Cop
   TK_CHECK(!digest.IsZero());
   const auto [it, added] = shards_.emplace(digest, shard);
   if (added) it->second.clear_suspect();
-  copies_[digest][node] = copy;
+  Copy& slot = copies_[digest].emplace(node, copy).first->second;
+  if (slot == Copy::kVerified && copy == Copy::kSuspect) ++losses_;
+  slot = copy;
   by_node_[node].insert(digest);
 }
 
@@ -50,14 +53,15 @@ void Holdings::RemoveCopy(const std::string& node, const Blake3& digest) {
   if (const auto own = by_node_.find(node); own != by_node_.end()) own->second.erase(digest);
   const auto copies = copies_.find(digest);
   if (copies == copies_.end()) return;
-  copies->second.erase(node);
+  losses_ += copies->second.erase(node);
   if (!copies->second.empty()) return;
   copies_.erase(copies);
   shards_.erase(digest);
 }
 
-void Holdings::SetRecord(const std::string& node, const control::GenerationRecord& record) {
-  records_[node] = {record};
+void Holdings::SetRecord(const std::string& node,
+                         std::shared_ptr<const control::GenerationRecord> record) {
+  records_[node] = {std::move(record)};
 }
 
 bool Holdings::Has(const std::string& node, const Blake3& digest) const {

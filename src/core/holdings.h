@@ -4,7 +4,9 @@
 // Threads: one.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,7 +28,7 @@ class Holdings {
   void AddVerified(const std::string& node, const control::ShardInfo& shard);
   void RemoveCopy(const std::string& node, const Blake3& digest);
   // The node recorded this generation and forgot all others.
-  void SetRecord(const std::string& node, const control::GenerationRecord& record);
+  void SetRecord(const std::string& node, std::shared_ptr<const control::GenerationRecord> record);
 
   // Removes the node's copies of which `gone(shard)` is true.
   template <typename F>
@@ -42,15 +44,17 @@ class Holdings {
 
   bool Has(const std::string& node, const Blake3& digest) const;
   bool HasVerified(const std::string& node, const Blake3& digest) const;
+  // Grows whenever some copy was lost: while it stays, what a node had it still has.
+  uint64_t losses() const { return losses_; }
   // Names of all nodes with a copy, verified ones first, each part sorted.
   std::vector<std::string> HoldersOf(const Blake3& digest) const;
 
   // A digest's description, its `suspect` unset; null when nobody has it.
   const control::ShardInfo* Find(const Blake3& digest) const;
   const std::map<Blake3, control::ShardInfo>& shards() const { return shards_; }
-  const std::map<std::string, std::vector<control::GenerationRecord>>& records() const {
-    return records_;
-  }
+  // By node. What many nodes recorded at this coordinator's word is one object.
+  using Records = std::vector<std::shared_ptr<const control::GenerationRecord>>;
+  const std::map<std::string, Records>& records() const { return records_; }
   const std::map<std::string, std::vector<control::Unreadable>>& unreadable() const {
     return unreadable_;
   }
@@ -61,8 +65,9 @@ class Holdings {
 
   std::map<Blake3, control::ShardInfo> shards_;
   std::map<Blake3, std::map<std::string, Copy>> copies_;
+  uint64_t losses_ = 0;
   std::map<std::string, std::set<Blake3>> by_node_;
-  std::map<std::string, std::vector<control::GenerationRecord>> records_;
+  std::map<std::string, Records> records_;
   std::map<std::string, std::vector<control::Unreadable>> unreadable_;
 };
 

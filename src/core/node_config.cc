@@ -431,6 +431,10 @@ void NodeMachine::Impl::GatherDeadline() {
     for (const uint32_t rank : job_status_->missing_ranks()) {
       missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
     }
+    const auto named = static_cast<uint32_t>(job_status_->missing_ranks_size());
+    if (job_status_->missing_total() > named) {
+      missing += fmt::format(" and {} more", job_status_->missing_total() - named);
+    }
   }
   const std::string within = FormatDuration(GatherBudget());
   if (job_status_ && job_status_->state() == "running") {

@@ -226,9 +226,11 @@ std::map<SaveKey, Group> GroupBySave(const RestoreQuestion& question) {
     group.shards[{shard.rank(), shard.worker()}].insert(digest);
     group.ordinal = std::max(group.ordinal, shard.ordinal());
   }
+  std::set<const control::GenerationRecord*> seen;
   for (const auto& [node, records] : question.holdings->records()) {
-    for (const auto& record : records) {
-      if (FromProto(record.world()) != question.world) continue;
+    for (const auto& pointer : records) {
+      const control::GenerationRecord& record = *pointer;
+      if (!seen.insert(&record).second || FromProto(record.world()) != question.world) continue;
       Group& group = groups[FromProto(record.save())];
       std::string content = record.committed() ? "0" : "1";  // committed ones first
       content += fmt::format("-{}", record.save_number());
@@ -252,8 +254,8 @@ class Branches {
     }
     for (const auto& [node, records] : question.holdings->records()) {
       for (const auto& record : records) {
-        const GenerationId parent{FromProto(record.parent_run()), record.parent_save_number()};
-        if (!parent.run.none()) Raise(&by_id_[parent], FromProto(record.save().run()));
+        const GenerationId parent{FromProto(record->parent_run()), record->parent_save_number()};
+        if (!parent.run.none()) Raise(&by_id_[parent], FromProto(record->save().run()));
       }
     }
   }
@@ -305,7 +307,7 @@ std::vector<Candidate> FindOtherWorlds(const RestoreQuestion& question) {
     worlds.insert(FromProto(shard.world()));
   }
   for (const auto& [node, records] : question.holdings->records()) {
-    for (const auto& record : records) worlds.insert(FromProto(record.world()));
+    for (const auto& record : records) worlds.insert(FromProto(record->world()));
   }
   worlds.erase(question.world);
   std::vector<Candidate> newest;

@@ -188,7 +188,7 @@ class Chooser {
       }
     };
     for (const auto& [node, records] : question_.holdings->records()) {
-      for (const auto& record : records) look(record);
+      for (const auto& record : records) look(*record);
     }
     for (const Branch& branch : question_.branches) {
       if (branch.restored.save().SerializeAsString() ==
