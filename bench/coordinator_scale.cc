@@ -30,7 +30,7 @@ nlohmann::json Json(const tierkeep::CoordinatorLoadRound& r) {
 
 int main(int argc, char** argv) {
   CLI::App app{"Processor time and bytes of a job's coordinator"};
-  std::vector<uint32_t> sizes = {100, 1000};
+  std::vector<uint32_t> sizes = {10, 100, 1000, 10000, 50000};
   uint32_t peers = 1;
   app.add_option("nodes", sizes, "numbers of members");
   app.add_option("--peers", peers, "copies of each shard on other nodes");

@@ -170,6 +170,7 @@ void ControlPlane::BecomeCoordinator(const control::JobSettings& settings,
   random_->Fill(options.run_nonce.bytes.data(), Id128::kSize);
   options.gather_deadline = gather_deadline;
   options.restore = options_.restore;
+  options.whole_view_max = options_.whole_view_max;
   options.timings = options_.timings;
   Host& host = hosts_[job];
   host.owner = next_owner_++;

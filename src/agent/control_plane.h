@@ -33,6 +33,7 @@ class ControlPlane : private FrameHandler {
     FrameNetworkOptions network;
     bool fixed_address = false;  // no record leads here: nodes of any job may come
     RestorePolicy restore;
+    uint32_t whole_view_max = kWholeViewMax;  // CoordinatorOptions::whole_view_max
     CoreTimings timings;
     Steps* steps = nullptr;  // of the coordinators; may be none
   };

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "format/generation_record.h"
 #include "format/messages.h"
 #include "tiers/peer/shard_copy.h"
 
@@ -30,6 +31,10 @@ struct Chosen {
   uint64_t save_number = 0;
   bool committed = false;
   std::vector<Wanted> shards;
+  // Of the recorded generation: of a large job a node knows those shards that it keeps and few
+  // more.
+  uint32_t known = 0;
+  uint32_t total = 0;
 };
 
 bool Fits(const RestoreToRequest& request, const control::GenerationRecord& record) {
@@ -63,11 +68,15 @@ std::optional<Chosen> ChooseRecorded(const RestoreApiParts& parts, const StatusI
     if (newest == nullptr || GenerationIdOf(*newest) < GenerationIdOf(record)) newest = &record;
   }
   if (newest == nullptr) return std::nullopt;
-  Chosen chosen{FromProto(newest->save()), newest->save_number(), newest->committed(), {}};
+  Chosen chosen{.save = FromProto(newest->save()),
+                .save_number = newest->save_number(),
+                .committed = newest->committed()};
+  chosen.known = static_cast<uint32_t>(newest->shards_size());
+  chosen.total = SlotsOf(*newest);
   const uint32_t workers = newest->world().workers_per_node();
   for (int i = 0; i < newest->shards_size(); ++i) {
     const auto& shard = newest->shards(i);
-    const auto place = static_cast<uint32_t>(i);
+    const uint32_t place = SlotAt(*newest, i);
     const Blake3 digest = FixedFromProto<Blake3>(shard.digest());
     if (!IsWanted(request, in, place / workers, parts.store->Find(digest).has_value())) continue;
     chosen.shards.push_back({place / workers, place % workers, digest, shard.bytes()});
@@ -88,7 +97,7 @@ std::optional<Chosen> ChooseHeld(const StatusInputs& in, const RestoreToRequest&
     }
   }
   if (!newest) return std::nullopt;
-  Chosen chosen{*newest, 0, false, {}};
+  Chosen chosen{.save = *newest};
   for (const HeldShard& shard : in.shards) {
     const ShardIdentity& id = shard.manifest->identity;
     if (id.job != request.job || id.save != *newest) continue;
@@ -105,6 +114,12 @@ Result<Chosen> Choose(const RestoreApiParts& parts, const StatusInputs& in,
   if (!chosen) {
     return Error(Code::kNotFound,
                  fmt::format("no such checkpoint of job {} is known on this node", request.job));
+  }
+  if (request.all && chosen->known < chosen->total) {
+    return Error(Code::kNotFound,
+                 fmt::format("this node knows {} of the {} shards of {}: in a large job each node "
+                             "copies out its own",
+                             chosen->known, chosen->total, chosen->save.ToString()));
   }
   for (const Rank rank : request.ranks) {
     const bool there = std::any_of(chosen->shards.begin(), chosen->shards.end(),

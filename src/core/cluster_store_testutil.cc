@@ -10,6 +10,7 @@
 #include "core/core_testutil.h"
 #include "core/holdings.h"
 #include "core/placement.h"
+#include "format/generation_record.h"
 #include "format/message_checks.h"
 #include "format/messages.h"
 #include "format/store_names.h"
@@ -129,6 +130,7 @@ bool TestCluster::Do(size_t host, const NodeAction::WriteFailed& a) {
 
 void TestCluster::Held(size_t host, const Blake3& digest) {
   ever_held_[digest].insert(at(host).name);
+  ever_known_[digest] = at(host).store.at(digest).info;
   at(host).verified.insert(digest);
 }
 
@@ -267,6 +269,18 @@ NodeEvent::Any TestCluster::FinishStage(Host& h, const NodeAction::Stage& a) {
   return NodeEvent::Staged{a.task, info};
 }
 
+// To its data port, in this life.
+std::string TestCluster::TokenOf(size_t host) const {
+  return fmt::format("token of {:>16} {}", hosts_[host]->name, hosts_[host]->life);
+}
+
+bool TestCluster::Do(size_t host, const NodeAction::UseMembers& a) {
+  Host& h = at(host);
+  h.met.clear();
+  for (const auto& member : a.members) h.met[member.node()] = member.data_token();
+  return true;
+}
+
 NodeEvent::Any TestCluster::FinishPull(size_t host, const NodeAction::Pull& a) {
   const Blake3 digest = DigestOf(a.wanted.shard());
   Host& h = at(host);
@@ -284,7 +298,10 @@ NodeEvent::Any TestCluster::FinishPull(size_t host, const NodeAction::Pull& a) {
   for (const std::string& node : a.wanted.nodes()) {
     const size_t from = IndexOf(node);
     if (from == host) Violation("a node pulls from itself");
-    const bool reachable = from < hosts_.size() && at(from).node && cut_.count({from, host}) == 0;
+    // As the agent does: by the addresses and tokens that it was told, which are good for one life.
+    const auto met = h.met.find(node);
+    const bool reachable = from < hosts_.size() && at(from).node && cut_.count({from, host}) == 0 &&
+                           met != h.met.end() && met->second == TokenOf(from);
     const auto copy = reachable ? at(from).store.find(digest) : h.store.end();
     if (!reachable || copy == at(from).store.end() || !copy->second.good) {
       pulled.bad_sources.push_back(node);
@@ -389,9 +406,17 @@ void TestCluster::CheckCommit(size_t host, const control::GenerationRecord& reco
     const auto& shard = record.shards(i);
     const Blake3 digest = DigestOf(shard);
     const std::string key = record.world().data_parallelism() > 1
-                                ? std::to_string(static_cast<uint32_t>(i) % width)
+                                ? std::to_string(SlotAt(record, i) % width)
                                 : digest.Hex();
     columns[key].insert(ever_held_[digest].begin(), ever_held_[digest].end());
+  }
+  // A part doesn't tell of all replicas.
+  for (const auto& [digest, shard] : ever_known_) {
+    if (IsWhole(record) || record.world().data_parallelism() <= 1) break;
+    if (FromProto(shard.save()) != FromProto(record.save())) continue;
+    const auto column = columns.find(std::to_string(shard.rank() % width));
+    if (column == columns.end()) continue;
+    column->second.insert(ever_held_[digest].begin(), ever_held_[digest].end());
   }
   for (const auto& [key, holders] : columns) {
     if (holders.size() < copies) {
@@ -399,6 +424,25 @@ void TestCluster::CheckCommit(size_t host, const control::GenerationRecord& reco
                             at(host).name, record.save().step(), holders.size(), copies));
     }
   }
+}
+
+// Another replica's good shard of the save, with the same values.
+bool TestCluster::HasEqual(const control::ShardInfo& shard) const {
+  const WorldShape world = FromProto(shard.world());
+  const uint32_t width = world.nodes / world.replicas();
+  if (shard.logical().empty() || world.replicas() == 1) return false;
+  for (const auto& host : hosts_) {
+    for (const auto& [digest, copy] : host->store) {
+      const control::ShardInfo& other = copy.info;
+      const bool same_place = other.rank() % width == shard.rank() % width;
+      if (copy.good && digest != DigestOf(shard) && same_place &&
+          other.logical() == shard.logical() &&
+          FromProto(other.save()) == FromProto(shard.save())) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 // Nothing of the newest generation that this node has recorded may go before a newer commit has
@@ -414,7 +458,7 @@ void TestCluster::CheckDelete(size_t host, const NodeAction::DeleteShards& a) {
   for (int i = 0; i < newest->shards_size(); ++i) {
     const Blake3 digest = DigestOf(newest->shards(i));
     if (std::find(a.digests.begin(), a.digests.end(), digest) == a.digests.end()) continue;
-    if (CopiesOf(digest) < 2 && newest->world().nodes() > 1) {
+    if (CopiesOf(digest) < 2 && newest->world().nodes() > 1 && !HasEqual(newest->shards(i))) {
       Violation(fmt::format("{} deletes the last copy of committed step {}", h.name,
                             newest->save().step()));
     }

@@ -11,6 +11,7 @@
 #include "core/core_testutil.h"
 #include "core/holdings.h"
 #include "core/placement.h"
+#include "format/generation_record.h"
 #include "format/message_checks.h"
 #include "format/messages.h"
 #include "format/store_names.h"
@@ -112,6 +113,7 @@ void TestCluster::KillAgent(size_t host) {
   h.node_timers.clear();
   h.coordinator_timers.clear();
   h.verified.clear();
+  h.met.clear();
   h.watching = false;
   h.link.reset();
 }
@@ -126,7 +128,7 @@ void TestCluster::StartAgent(size_t host) {
   options.boot = TestId(1000 * (host + 1) + h.life);
   options.data_host = h.name;
   options.data_port = 1;
-  options.data_token = fmt::format("token of {:>16} {}", h.name, h.life);
+  options.data_token = TokenOf(host);
   options.on_pressure = options_.on_pressure;
   options.timings = options_.timings;
   h.node = std::make_unique<NodeMachine>(options);
@@ -396,6 +398,7 @@ bool TestCluster::Do(size_t host, const NodeAction::BecomeCoordinator& a) {
   options.run_nonce = TestId(900000 + 100 * host + h.life);
   options.gather_deadline = a.gather_deadline;
   options.restore = options_.restore;
+  options.whole_view_max = options_.whole_view_max;
   options.timings = options_.timings;
   h.coordinator = std::make_unique<CoordinatorMachine>(options);
   ToCoordinator(host, CoordinatorEvent::Started{WallTime(now_.time_since_epoch())});
@@ -530,15 +533,20 @@ size_t TestCluster::CopiesOf(const Blake3& digest) const {
 }
 
 std::vector<Blake3> TestCluster::NewestDigests() const {
-  const control::GenerationRecord* newest = nullptr;
+  GenerationId newest{};
+  std::map<uint32_t, Blake3> by_slot;  // of a large job each host has recorded a part
   for (const auto& host : hosts_) {
     for (const auto& record : host->generations) {
-      if (newest == nullptr || GenerationIdOf(*newest) < GenerationIdOf(record)) newest = &record;
+      if (GenerationIdOf(record) < newest) continue;
+      if (newest < GenerationIdOf(record)) by_slot.clear();
+      newest = GenerationIdOf(record);
+      for (int i = 0; i < record.shards_size(); ++i) {
+        by_slot[SlotAt(record, i)] = DigestOf(record.shards(i));
+      }
     }
   }
   std::vector<Blake3> digests;
-  if (newest == nullptr) return digests;
-  for (const auto& shard : newest->shards()) digests.push_back(DigestOf(shard));
+  for (const auto& [slot, digest] : by_slot) digests.push_back(digest);
   return digests;
 }
 

@@ -35,6 +35,7 @@ struct TestClusterOptions {
   Duration delay_max = 1ms;     // of a message, a task
   CoreTimings timings;
   RestorePolicy restore = {};
+  uint32_t whole_view_max = kWholeViewMax;
 };
 
 class TestCluster {
@@ -165,6 +166,7 @@ class TestCluster {
     std::map<TaskId, Task> tasks;
     std::map<TimerId, uint64_t> node_timers, coordinator_timers;
     std::set<Blake3> verified;
+    std::map<std::string, std::string> met;  // members by name, their tokens
     bool watching = false;
     std::optional<uint64_t> link;  // to a coordinator
     Instant local_busy{};
@@ -212,6 +214,8 @@ class TestCluster {
   void Violation(const std::string& text);
   void CheckCommit(size_t host, const control::GenerationRecord& record);
   void CheckDelete(size_t host, const NodeAction::DeleteShards& a);
+  bool HasEqual(const control::ShardInfo& shard) const;
+  std::string TokenOf(size_t host) const;
   void Held(size_t host, const Blake3& digest);
   void ScanVolume(size_t host);
   std::vector<std::vector<Rank>> PlacementOf(const control::GenerationRecord& record) const;
@@ -238,6 +242,7 @@ class TestCluster {
   bool Do(size_t host, const NodeAction::SetTimer& a);
   bool Do(size_t host, const NodeAction::CancelTimer& a);
   bool Do(size_t host, const NodeAction::LogText& a);
+  bool Do(size_t host, const NodeAction::UseMembers& a);
   bool Do(size_t host, const NodeAction::ReadMemory& a);
   bool Do(size_t host, const NodeAction::Stage& a);
   bool Do(size_t host, const NodeAction::Pull& a);
@@ -275,8 +280,9 @@ class TestCluster {
   uint64_t record_version_ = 0;
   std::set<std::pair<size_t, size_t>> cut_;
   std::map<Blake3, std::set<std::string>> ever_held_;
-  std::map<RunId, std::string> released_;    // by run: what all were released with
-  std::optional<GenerationId> told_commit_;  // the newest one that a coordinator sent
+  std::map<Blake3, control::ShardInfo> ever_known_;  // what those were
+  std::map<RunId, std::string> released_;            // by run: what all were released with
+  std::optional<GenerationId> told_commit_;          // the newest one that a coordinator sent
   std::vector<std::string> log_;
   std::string trace_;
   uint64_t pulls_ = 0;

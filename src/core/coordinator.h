@@ -23,6 +23,8 @@ struct RestorePolicy {
   bool go_on_without_absent = false;
 };
 
+inline constexpr uint32_t kWholeViewMax = 64;
+
 struct CoordinatorOptions {
   control::JobSettings settings;  // rank 0's, until all have joined
   std::string node_name;
@@ -32,6 +34,10 @@ struct CoordinatorOptions {
   Id128 run_nonce;  // for the run that this machine may start; runs after it derive theirs from it
   Duration gather_deadline = 840s;
   RestorePolicy restore;
+  // Of a job with at most so many shards a generation every member knows all other members and
+  // records whole generations. Of a larger one it gets what it keeps and stands beside, so that the
+  // coordinator's work grows with the number of members, not with its square.
+  uint32_t whole_view_max = kWholeViewMax;
   CoreTimings timings;
 };
 

@@ -98,7 +98,7 @@ void CoordinatorMachine::Impl::StartComparison(const control::GenerationRecord& 
   compare.set_order(next_order_++);
   *compare.mutable_own() = shard_of(odd.rank());
   *compare.mutable_other()->mutable_shard() = reference;
-  for (std::string& node : sources) compare.mutable_other()->add_nodes(std::move(node));
+  AddSources(compare.mutable_other(), std::move(sources));
   comparison_->open[compare.order()] = index;
   SendTo(member, std::move(message));
 }

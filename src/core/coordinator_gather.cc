@@ -79,8 +79,8 @@ void CoordinatorMachine::Impl::AddHolder(Peer peer) {
   if (member != members_.end() && member->second.connected) return;
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
   const std::string node = peer.node();
-  holders_.Put(node, std::move(peer));
-  if (state_ == State::kRestoring || state_ == State::kRunning) TellMembers();
+  const Peer& holder = holders_.Put(node, std::move(peer));
+  if (state_ == State::kRestoring || state_ == State::kRunning) TellMembers(&holder);
   if (waiting_for_holders_) Decide();
 }
 
@@ -191,6 +191,7 @@ void CoordinatorMachine::Impl::GatherJoin(Peer peer) {
   for (const auto& [rank, resumed] : resumed_) {
     const auto& nodes = resumed.join.previous_nodes();
     run_is_over = run_is_over || rank == peer.rank() ||
+                  FromProto(peer.join.highest_run()) == resumed.in_run() ||
                   std::find(nodes.begin(), nodes.end(), peer.node()) != nodes.end();
   }
   for (auto it = resumed_.begin(); it != resumed_.end();) {
@@ -218,7 +219,10 @@ void CoordinatorMachine::Impl::GatherResumed(Peer peer) {
   bool run_is_over =
       (!members_.empty() && !peer.join.released()) || members_.count(peer.rank()) != 0 ||
       std::any_of(nodes.begin(), nodes.end(),
-                  [&](const auto& node) { return members_.ByNode(node) != members_.end(); });
+                  [&](const auto& node) { return members_.ByNode(node) != members_.end(); }) ||
+      std::any_of(members_.begin(), members_.end(), [&](const auto& entry) {
+        return FromProto(entry.second.join.highest_run()) == peer.in_run();
+      });
   // Of several runs only the newest can go on: all ranks had come anew when it began. Those that
   // are here are of one run.
   const uint64_t known = resumed_.empty() ? 0 : resumed_.begin()->second.in_run().sequence;
@@ -347,6 +351,7 @@ void CoordinatorMachine::Impl::StartRun() {
     }
   }
   keepers_ = Keepers(placement);
+  LayOutNeighbours();
   optional_peers_ = PeersAreOptional();
   thinned_ = false;
   if (settings_.world().nodes() == 1) {
@@ -367,40 +372,6 @@ void CoordinatorMachine::Impl::StartRun() {
   }
   StartRestore();
   for (Peer& peer : std::exchange(queued_, {})) Admit(std::move(peer));
-}
-
-void CoordinatorMachine::Impl::SendRunStart(const Peer& peer, bool continued) {
-  control::Envelope message = NewMessage();
-  auto* start = message.mutable_run_start();
-  *start->mutable_run() = ToProto(run_);
-  start->set_epoch(epoch_);
-  *start->mutable_settings() = settings_;
-  start->set_continued(continued);
-  const auto add = [&](const Peer& member, bool holder) {
-    auto* entry = start->add_members();
-    entry->set_rank(holder ? 0 : member.rank());
-    entry->set_node(member.node());
-    entry->set_agent(member.agent());
-    *entry->mutable_data() = member.join.data();
-    entry->set_holder(holder);
-    entry->set_data_token(member.join.data_token());
-  };
-  for (const auto& [rank, member] : members_) add(member, false);
-  std::set<std::string> named;
-  for (const auto& [rank, member] : members_) named.insert(member.node());
-  for (const auto& [node, holder] : holders_) {
-    if (named.insert(node).second) add(holder, true);
-  }
-  for (const auto& [rank, stranger] : pending_) {
-    if (named.insert(stranger.node()).second) add(stranger, true);
-  }
-  SendTo(peer, std::move(message));
-}
-
-// Again to all, when addresses or tokens have changed: who has begun takes the members only.
-void CoordinatorMachine::Impl::TellMembers() {
-  for (const auto& [rank, peer] : members_) SendRunStart(peer, peer.join.released());
-  for (const auto& [node, holder] : holders_) SendRunStart(holder, true);
 }
 
 void CoordinatorMachine::Impl::RunJoin(Peer peer) {
@@ -456,13 +427,14 @@ void CoordinatorMachine::Impl::RunJoin(Peer peer) {
     return;
   }
   Arm(kRecheckTimer, options_.timings.gather_recheck);
-  TellMembers();
+  TellMembers(nullptr);
   if (waiting_for_holders_) Decide();
 }
 
 // Of two whole sets of nodes that want the ranks, the older one must not end the run of the younger
 // one: that would end the next one, and so on.
 bool CoordinatorMachine::Impl::AllHaveComeAnew(uint32_t nodes) const {
+  if (pending_.size() < nodes) return false;
   const auto anew = std::count_if(pending_.begin(), pending_.end(), [&](const auto& stranger) {
     const auto member = members_.find(stranger.first);
     return member == members_.end() || stranger.second.accepted > member->second.accepted;
@@ -484,11 +456,7 @@ void CoordinatorMachine::Impl::Rejoin(Peer* member, Peer peer) {
   if (member->in_run() != run_) member->join.set_released(false);
   holdings_.SetNode(member->node(), job(), member->join.inventory());
   SendRunStart(*member, member->join.released());
-  if (moved) {
-    for (const auto& [rank, other] : members_) {
-      if (&other != member) SendRunStart(other, other.join.released());
-    }
-  }
+  if (moved) TellMoved(*member);
   ResumeMember(member);
 }
 
@@ -520,6 +488,7 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   }
   members_.clear();
   state_ = State::kGathering;
+  choice_cutter_.reset();
   choice_.reset();
   decision_ = 0;
   prepare_open_.clear();
@@ -531,6 +500,7 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   active_.reset();
   rebuild_.reset();
   divergence_.reset();
+  committed_cutter_.reset();
   committed_.reset();
   committed_keep_.clear();
   commit_open_.clear();

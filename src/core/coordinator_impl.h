@@ -1,6 +1,7 @@
 // Inside of CoordinatorMachine: the state that its parts share. coordinator.cc dispatches events
 // and speaks to members; coordinator_gather.cc finds out who takes part; coordinator_restore.cc
-// makes the restore decision; coordinator_orders.cc knows what else it depends on: who is away,
+// makes the restore decision; coordinator_view.cc tells each member its part of a large job;
+// coordinator_orders.cc knows what else it depends on: who is away,
 // what operators asked, how often a generation was restored; coordinator_run.cc protects and
 // commits saves; coordinator_diverge.cc reports replicas that disagree; coordinator_memory.cc
 // decides what gives way where a node's memory is short.
@@ -20,6 +21,7 @@
 #include "core/protection.h"
 #include "core/restore_choice.h"
 #include "core/save_match.h"
+#include "format/generation_record.h"
 #include "format/ids.h"
 #include "format/messages.h"
 
@@ -97,6 +99,13 @@ class CoordinatorMachine::Impl {
     bool operator==(const StatusStamp&) const = default;
   };
 
+  // Nodes of earlier runs that aren't here.
+  struct Absent {
+    std::set<std::string> nodes;
+    uint32_t unnamed = 0;  // so many more, whose names nobody here knows
+    bool none() const { return nodes.empty() && unnamed == 0; }
+  };
+
   // -- coordinator.cc
   void Handle(const CoordinatorEvent::Started& e);
   void Handle(const CoordinatorEvent::RendezvousRead& e);
@@ -165,11 +174,25 @@ class CoordinatorMachine::Impl {
   void SendRunEnded(ConnectionId connection, const RunId& run, const std::string& reason);
   void GatherDeadline();
   void Rejoin(Peer* member, Peer peer);
-  void SendRunStart(const Peer& peer, bool continued);
-  void TellMembers();
   std::vector<Rank> MissingRanks() const;
   bool AllRanksCame() const;
   control::JobSettings AgreedSettings();
+
+  // -- coordinator_view.cc
+  bool WholeView() const;
+  void LayOutNeighbours();
+  std::set<Rank> NeighboursOf(Rank rank) const;
+  std::set<uint32_t> SlotsOfView(const control::GenerationRecord& record, Rank rank) const;
+  void SendRunStart(const Peer& peer, bool continued);
+  void TellMembers(const Peer* holder);
+  void TellMoved(const Peer& member);
+  void AddSources(control::SourceList* wanted, std::vector<std::string> nodes) const;
+  void SetChoice(control::RestoreChoice choice);
+  bool AddChoice(control::RestoreChoice* choice, Rank rank) const;
+  bool FindReleasedChoice();
+  bool FindCommitted();
+  void AddCommitted(control::Commit* commit, const Peer& peer) const;
+  void AddObsolete(control::Commit* commit, const Peer& peer) const;
 
   // -- coordinator_restore.cc
   void StartRestore();
@@ -193,7 +216,7 @@ class CoordinatorMachine::Impl {
   RestoreOrders OpenOrders() const;
   std::map<SaveKey, uint32_t> Restores() const;
   std::optional<control::GenerationMark> OpenMark() const;
-  std::set<std::string> AbsentNodes() const;
+  Absent AbsentNodes() const;
   bool WaitForAbsent(const RestoreAnswer& answer);
   void JudgeRestores(control::RestoreChoice* choice, uint32_t before);
   void MarkNewest(const control::GenerationRecord* record);
@@ -279,9 +302,15 @@ class CoordinatorMachine::Impl {
   uint64_t runs_started_ = 0;
   Holdings holdings_;
   std::vector<std::vector<Rank>> keepers_;
+  // Of a large job, by rank: those whose copies it keeps by this run's placement, those that keep
+  // its own, and those whose entries it is told beside its own.
+  std::vector<std::set<Rank>> linked_;
+  std::vector<std::set<Rank>> beside_;
 
   // The decision.
   std::optional<control::RestoreChoice> choice_;
+  control::RestoreChoice choice_head_;  // without its generation
+  std::optional<RecordCutter> choice_cutter_;
   uint64_t decision_ = 0;
   std::set<Rank> prepare_open_;  // members that have not prepared the current decision
   SourceFailures failures_;
@@ -300,6 +329,7 @@ class CoordinatorMachine::Impl {
   std::optional<Comparison> comparison_;
   std::optional<control::Divergence> divergence_;  // of the newest complete save, compared
   std::shared_ptr<const control::GenerationRecord> committed_;
+  std::optional<RecordCutter> committed_cutter_;
   std::map<std::string, std::set<Blake3>> committed_keep_;
   std::set<Rank> commit_open_;   // members that have not recorded it yet
   bool optional_peers_ = false;  // no yaml names any: only where they fit

@@ -2,42 +2,42 @@
 
 #include <gtest/gtest.h>
 
+#include "core/coordinator.h"
 #include "core/coordinator_load_testutil.h"
 
 namespace tierkeep {
 namespace {
 
+// Above the size up to which every member is told everything.
+constexpr uint32_t kSmall = 200;
+constexpr uint32_t kLarge = 10 * kSmall;
+static_assert(kSmall > 3 * kWholeViewMax);
+
 // `large` has ten times the members; larger numbers take a byte more.
 void ExpectLinear(uint64_t small, uint64_t large, const char* what) {
-  EXPECT_LE(large, 10 * small + small / 5 + 10) << what;
+  EXPECT_LE(large, 10 * small + small / 2 + 10) << what;
 }
 
-TEST(CoordinatorLoad, AThousandMembersJoinAndStart) {
-  CoordinatorLoad small(100, /*peers=*/1);
-  CoordinatorLoad large(1000, /*peers=*/1);
-  const CoordinatorLoad::Start few = small.StartRun();
-  const CoordinatorLoad::Start many = large.StartRun();
-  EXPECT_TRUE(large.all_released());
-  EXPECT_EQ(large.restored_step(), 0u);
-  // A member says Join and RestorePrepared, and is told a bounded number of things.
-  EXPECT_EQ(many.gather.messages_in + many.restore.messages_in, 2 * 1000u);
-  ExpectLinear(few.gather.messages_out, many.gather.messages_out, "messages of gathering");
-  ExpectLinear(few.restore.messages_out, many.restore.messages_out, "messages of the decision");
-  ExpectLinear(few.gather.bytes_in, many.gather.bytes_in, "bytes of joins");
-  ExpectLinear(few.restore.bytes_in, many.restore.bytes_in, "bytes of answers");
-  // RunStart names every member to every member.
-  EXPECT_LE(many.restore.bytes_out, 1000u * 1000u * 100u);
+void ExpectLinear(const CoordinatorLoadRound& small, const CoordinatorLoadRound& large,
+                  const std::string& what) {
+  ExpectLinear(small.messages_in, large.messages_in, (what + ": messages in").c_str());
+  ExpectLinear(small.messages_out, large.messages_out, (what + ": messages out").c_str());
+  ExpectLinear(small.bytes_in, large.bytes_in, (what + ": bytes in").c_str());
+  ExpectLinear(small.bytes_out, large.bytes_out, (what + ": bytes out").c_str());
 }
 
 struct Rounds {
+  CoordinatorLoad::Start first;
   CoordinatorLoadRound save;
   CoordinatorLoad::Start again;
 };
 
-Rounds SaveAndRestore(uint32_t nodes) {
-  CoordinatorLoad load(nodes, /*peers=*/1);
-  load.StartRun();
+Rounds SaveAndRestore(uint32_t nodes, uint32_t peers) {
+  CoordinatorLoad load(nodes, peers);
   Rounds rounds;
+  rounds.first = load.StartRun();
+  EXPECT_TRUE(load.all_released());
+  EXPECT_EQ(load.restored_step(), 0u);
   rounds.save = load.Save(7);
   EXPECT_EQ(load.committed_step(), 7u);
   rounds.again = load.StartRun();
@@ -45,21 +45,28 @@ Rounds SaveAndRestore(uint32_t nodes) {
   return rounds;
 }
 
-TEST(CoordinatorLoad, ASaveAndARestore) {
-  const Rounds small = SaveAndRestore(25);
-  const Rounds large = SaveAndRestore(250);
-  // SaveStaged, Kept, CommitRecorded; then Join, RestorePrepared and, since what is restored is
-  // the new run's first generation, CommitRecorded.
-  EXPECT_EQ(large.save.messages_in, 3 * 250u);
-  EXPECT_EQ(large.again.gather.messages_in + large.again.restore.messages_in, 3 * 250u);
-  ExpectLinear(small.save.messages_out, large.save.messages_out, "messages of a save");
-  ExpectLinear(small.again.restore.messages_out, large.again.restore.messages_out,
-               "messages of a restore");
-  ExpectLinear(small.save.bytes_in, large.save.bytes_in, "bytes said in a save");
-  ExpectLinear(small.again.restore.bytes_in, large.again.restore.bytes_in, "bytes of answers");
-  // A commit and a decision name every shard of the job to every member: so much for each.
-  EXPECT_LE(large.save.bytes_out, 250u * 250u * 200u);
-  EXPECT_LE(large.again.restore.bytes_out, 250u * 250u * 450u);
+TEST(CoordinatorLoad, GrowsWithTheNumberOfMembers) {
+  for (const uint32_t peers : {1u, 2u}) {
+    const Rounds small = SaveAndRestore(kSmall, peers);
+    const Rounds large = SaveAndRestore(kLarge, peers);
+    // A member says Join and RestorePrepared; SaveStaged, Kept, CommitRecorded; then Join,
+    // RestorePrepared and, since what is restored is the new run's first generation,
+    // CommitRecorded.
+    EXPECT_EQ(large.first.gather.messages_in + large.first.restore.messages_in, 2 * kLarge);
+    EXPECT_EQ(large.save.messages_in, 3 * kLarge);
+    EXPECT_EQ(large.again.gather.messages_in + large.again.restore.messages_in, 3 * kLarge);
+    ExpectLinear(small.first.gather, large.first.gather, "joins");
+    ExpectLinear(small.first.restore, large.first.restore, "start without a checkpoint");
+    ExpectLinear(small.save, large.save, "save");
+    ExpectLinear(small.again.gather, large.again.gather, "joins with a checkpoint");
+    ExpectLinear(small.again.restore, large.again.restore, "restore");
+  }
+}
+
+// Small jobs are told everything, which is bounded by their size.
+TEST(CoordinatorLoad, ASmallJobKnowsAll) {
+  const Rounds rounds = SaveAndRestore(kWholeViewMax, /*peers=*/1);
+  EXPECT_LE(rounds.save.bytes_out, kWholeViewMax * kWholeViewMax * 200);
 }
 
 }  // namespace

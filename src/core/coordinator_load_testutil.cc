@@ -26,7 +26,12 @@ struct CoordinatorLoad::Member {
   uint64_t restored = 0;
   uint64_t recorded = 0;
   uint64_t saves = 0;
-  std::vector<control::ShardInfo> held;  // own and others'
+  std::vector<control::ShardInfo> held;             // own and others'
+  std::optional<control::GenerationRecord> record;  // of the last commit
+  std::vector<std::string> nodes;                   // that it was told of as members
+  control::RestoreChoice choice;                    // prepared last
+  RunId last_run;                                   // released last, from `last_restored`
+  control::RestoreChoice last_restored;
 };
 
 CoordinatorLoad::CoordinatorLoad(uint32_t nodes, uint32_t peers, std::function<uint64_t()> clock_ns)
@@ -61,9 +66,14 @@ control::Envelope CoordinatorLoad::JoinOf(const Member& member) const {
   join.set_data_token(std::string(32, 't'));
   *join.mutable_highest_run() = ToProto(member.run);
   join.set_highest_epoch(member.epoch);
-  if (member.recorded != 0) *join.mutable_last_run() = ToProto(member.run);
+  if (!member.last_run.none()) {
+    *join.mutable_last_run() = ToProto(member.last_run);
+    join.set_last_nodes(nodes_);
+    *join.mutable_last_restored() = member.last_restored;
+  }
+  for (const std::string& node : member.nodes) join.add_previous_nodes(node);
   for (const auto& shard : member.held) *join.mutable_inventory()->add_shards() = shard;
-  if (committed_) *join.mutable_inventory()->add_generations() = *committed_;
+  if (member.record) *join.mutable_inventory()->add_generations() = *member.record;
   join.set_agent_boot(TestId(lives_).Raw());
   return envelope;
 }
@@ -129,14 +139,19 @@ void CoordinatorLoad::Deliver(ConnectionId to, const std::string& bytes) {
       member->run = FromProto(message.run_start().run());
       member->epoch = message.run_start().epoch();
       member->released = false;
+      member->nodes.clear();
+      for (const auto& other : message.run_start().members()) member->nodes.push_back(other.node());
       return;
     case control::Envelope::kRestore:
+      member->choice = message.restore().choice();
       member->restored = message.restore().choice().generation().save().step();
       answer.mutable_restore_prepared()->set_decision(message.restore().choice().decision());
       answer.mutable_restore_prepared()->set_ok(true);
       return Answer(member, std::move(answer));
     case control::Envelope::kRelease:
       member->released = true;
+      member->last_run = member->run;
+      member->last_restored = member->choice;
       return;
     case control::Envelope::kKeep:
       answer.mutable_kept()->set_order(message.keep().order());
@@ -147,15 +162,13 @@ void CoordinatorLoad::Deliver(ConnectionId to, const std::string& bytes) {
       }
       return Answer(member, std::move(answer));
     case control::Envelope::kCommit: {
-      if (!committed_ || committed_->save_number() != message.commit().generation().save_number()) {
-        committed_ =
-            std::make_shared<const control::GenerationRecord>(message.commit().generation());
-      }
-      const uint64_t step = committed_->save().step();
+      const control::GenerationRecord& record = message.commit().generation();
+      const uint64_t step = record.save().step();
       member->recorded = step;
+      member->record = record;
       std::erase_if(member->held, [step](const auto& s) { return s.save().step() != step; });
-      *answer.mutable_commit_recorded()->mutable_run() = committed_->save().run();
-      answer.mutable_commit_recorded()->set_save_number(committed_->save_number());
+      *answer.mutable_commit_recorded()->mutable_run() = record.save().run();
+      answer.mutable_commit_recorded()->set_save_number(record.save_number());
       return Answer(member, std::move(answer));
     }
     case control::Envelope::kPing:

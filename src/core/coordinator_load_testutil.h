@@ -66,7 +66,6 @@ class CoordinatorLoad {
   const std::function<uint64_t()> clock_ns_;
   std::unique_ptr<CoordinatorMachine> machine_;
   std::vector<std::unique_ptr<Member>> members_;
-  std::shared_ptr<const control::GenerationRecord> committed_;  // one for all: members agree
   std::optional<control::RendezvousRecord> record_;
   uint64_t record_version_ = 0;
   std::deque<CoordinatorEvent::Any> events_;

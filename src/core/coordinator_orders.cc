@@ -114,20 +114,39 @@ std::optional<control::GenerationMark> CoordinatorMachine::Impl::OpenMark() cons
   return record_.newest();
 }
 
-std::set<std::string> CoordinatorMachine::Impl::AbsentNodes() const {
-  std::set<std::string> absent;
-  if (const auto mark = OpenMark()) absent.insert(mark->nodes().begin(), mark->nodes().end());
+CoordinatorMachine::Impl::Absent CoordinatorMachine::Impl::AbsentNodes() const {
+  Absent absent;
+  const auto mark = OpenMark();
+  if (mark) absent.nodes.insert(mark->nodes().begin(), mark->nodes().end());
   // An agent that has been idle for long names nodes that have since been replaced.
   uint64_t newest = 0;
+  uint32_t total = 0;
   ForEachPeer([&](const Peer& peer) {
-    newest = std::max<uint64_t>(newest, peer.join.last_run().sequence());
+    const uint64_t last = peer.join.last_run().sequence();
+    if (last > newest) total = 0;
+    newest = std::max(newest, last);
+    if (last == newest) total = std::max(total, peer.join.last_nodes());
   });
+  // Of a large job each node knows some others only, all of them together nearly all.
+  std::set<std::string> known;
+  if (mark && mark->run().sequence() == newest) {
+    // Its members come first, then nodes of earlier runs.
+    const auto members = std::min<int64_t>(mark->nodes_size(), mark->world().nodes());
+    known.insert(mark->nodes().begin(), mark->nodes().begin() + static_cast<int>(members));
+  }
   ForEachPeer([&](const Peer& peer) {
     const uint64_t last = peer.join.last_run().sequence();
     if (last != 0 && last < newest) return;
-    absent.insert(peer.join.previous_nodes().begin(), peer.join.previous_nodes().end());
+    const auto& nodes = peer.join.previous_nodes();
+    absent.nodes.insert(nodes.begin(), nodes.end());
+    if (last == 0 || newest == 0) return;
+    known.insert(nodes.begin(), nodes.end());
+    known.insert(peer.node());
   });
-  ForEachPeer([&](const Peer& peer) { absent.erase(peer.node()); });
+  if (newest != 0 && known.size() < total) {
+    absent.unnamed = total - static_cast<uint32_t>(known.size());
+  }
+  ForEachPeer([&](const Peer& peer) { absent.nodes.erase(peer.node()); });
   return absent;
 }
 
@@ -183,7 +202,7 @@ void CoordinatorMachine::Impl::MarkNewest(const control::GenerationRecord* recor
     mark.set_step(record->save().step());
     std::set<std::string> others;
     if (!own) {
-      others = AbsentNodes();
+      others = AbsentNodes().nodes;
       others.insert(record_.newest().nodes().begin(), record_.newest().nodes().end());
       for (const auto& [node, holder] : holders_) others.insert(node);
     }

@@ -7,7 +7,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "core/events.h"
@@ -114,9 +113,9 @@ class PeerTable {
   }
 
   Map peers_;
-  std::unordered_map<ConnectionId, Key> by_connection_;
-  std::unordered_map<std::string, Key> by_agent_;
-  std::unordered_map<std::string, Key> by_node_;
+  std::map<ConnectionId, Key> by_connection_;
+  std::map<std::string, Key> by_agent_;
+  std::map<std::string, Key> by_node_;
 };
 
 }  // namespace tierkeep

@@ -30,14 +30,11 @@ void CoordinatorMachine::Impl::StartRestore() {
   }
   bool all_released = true;
   for (auto& [rank, peer] : members_) {
-    if (!peer.join.released()) {
-      prepare_open_.insert(rank);
-      all_released = false;
-    } else if (!choice_) {
-      choice_ = peer.join.restored();
-      decision_ = choice_->decision();
-    }
+    if (peer.join.released()) continue;
+    prepare_open_.insert(rank);
+    all_released = false;
   }
+  if (!FindReleasedChoice()) return;
   if (!choice_) {
     Decide();
   } else if (all_released) {
@@ -58,7 +55,13 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
   const auto add = [&](const Peer& peer) {
     const control::Join& join = peer.join;
     if (join.has_last_run() && join.has_last_restored() && !join.last_restored().none()) {
-      question.branches.push_back({FromProto(join.last_run()), join.last_restored().generation()});
+      const control::GenerationRecord& from = join.last_restored().generation();
+      Branch& branch = question.branches.emplace_back();
+      branch.run = FromProto(join.last_run());
+      *branch.restored.mutable_save() = from.save();
+      branch.restored.set_save_number(from.save_number());
+      *branch.restored.mutable_parent_run() = from.parent_run();
+      branch.restored.set_parent_save_number(from.parent_save_number());
     }
   };
   ForEachPeer(add);
@@ -66,7 +69,9 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
   question.restores = Restores();
   question.restores_max = options_.restore.restores_max;
   question.recorded = OpenMark();
-  question.absent = AbsentNodes();
+  Absent absent = AbsentNodes();
+  question.absent = std::move(absent.nodes);
+  question.absent_unnamed = absent.unnamed;
   return question;
 }
 
@@ -86,14 +91,15 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
       witnessed = std::max<uint64_t>(witnessed, peer.join.last_run().sequence());
     }
   });
-  const std::set<std::string> absent = AbsentNodes();
+  const Absent absent = AbsentNodes();
   const bool better_may_exist = answer.better_may_exist || witnessed < newest;
-  if (known && (absent.empty() || !better_may_exist)) return false;
+  if (known && (absent.none() || !better_may_exist)) return false;
   if (!waiting_for_holders_) {
-    Log(Severity::kInfo, fmt::format("Waiting up to {} for {}, which may hold a newer checkpoint",
-                                     FormatDuration(options_.timings.holder_grace),
-                                     absent.empty() ? "a node of run " + previous_run_.ToString()
-                                                    : "node " + *absent.begin()));
+    Log(Severity::kInfo,
+        fmt::format("Waiting up to {} for {}, which may hold a newer checkpoint",
+                    FormatDuration(options_.timings.holder_grace),
+                    absent.nodes.empty() ? "a node of run " + previous_run_.ToString()
+                                         : "node " + *absent.nodes.begin()));
     Arm(kHolderTimer, options_.timings.holder_grace);
   }
   TK_PROBE(kWaitedForHolders);
@@ -151,28 +157,32 @@ void CoordinatorMachine::Impl::Decide() {
       Log(Severity::kError, text);
     }
   }
-  choice_ = std::move(choice);
+  SetChoice(std::move(choice));
   for (const auto& [rank, peer] : members_) prepare_open_.insert(rank);
   Announce();
 }
 
 void CoordinatorMachine::Impl::Announce() {
   Arm(kPrepareTimer, options_.timings.prepare_deadline);
-  for (const Rank rank : prepare_open_) SendRestore(members_.at(rank));
+  const std::set<Rank> open = prepare_open_;
+  for (const Rank rank : open) {
+    if (state_ == State::kRestoring) SendRestore(members_.at(rank));
+  }
 }
 
 void CoordinatorMachine::Impl::SendRestore(const Peer& member) {
   TK_CHECK(choice_.has_value());
   control::Envelope message = NewMessage();
-  *message.mutable_restore()->mutable_choice() = *choice_;
+  if (!AddChoice(message.mutable_restore()->mutable_choice(), member.rank())) {
+    EndRun(
+        fmt::format("which shards node {} is to go on from isn't known any more", member.node()));
+    return;
+  }
   if (!choice_->none()) {
     for (auto& shard : ShardsOfRank(choice_->generation(), member.rank())) {
       auto* wanted = message.mutable_restore()->add_wanted();
-      for (std::string& node :
-           SourcesFor(holdings_, failures_, DigestOf(shard), member.node(), member.rank())) {
-        TK_PROBE_IF(kHolderServes, holders_.count(node) != 0);
-        wanted->add_nodes(std::move(node));
-      }
+      AddSources(wanted,
+                 SourcesFor(holdings_, failures_, DigestOf(shard), member.node(), member.rank()));
       *wanted->mutable_shard() = std::move(shard);
     }
   }

@@ -31,17 +31,7 @@ bool CoordinatorMachine::Impl::AllConnected() const {
 void CoordinatorMachine::Impl::StartRunning() {
   state_ = State::kRunning;
   released_run_ = run_;
-  next_number_ = 1;
-  for (const auto& [node, records] : holdings_.records()) {
-    for (const auto& record : records) {
-      if (FromProto(record->save().run()) != run_) continue;
-      next_number_ = std::max<uint64_t>(next_number_, record->save_number() + 1);
-      if (record->committed() &&
-          (!committed_ || committed_->save_number() < record->save_number())) {
-        committed_ = record;
-      }
-    }
-  }
+  if (!FindCommitted()) return;
   // Done with: the next start decides anew.
   if (choice_) RemoveOrders(&orders_, choice_->orders());
   if (const RestoreOrders open = OpenOrders(); !open.empty()) SpreadOrders(open, "");
@@ -55,6 +45,10 @@ void CoordinatorMachine::Impl::StartRunning() {
     committed_keep_ = PlanProtection(*committed_, NodesByRank(), keepers_).wanted;
     CheckLastCommitted();
   } else if (choice_ && !choice_->none()) {
+    if (!IsWhole(choice_->generation())) {
+      EndRun("which shards the job was restored from isn't known any more");
+      return;
+    }
     BeginRebuild(choice_->generation(), /*commits=*/true);
   }
   if (!continuing_) return;
@@ -244,7 +238,7 @@ bool CoordinatorMachine::Impl::SendKeep(Protection* protection, const Peer& peer
     auto sources = SourcesFor(holdings_, failures_, digest, peer.node(), peer.rank());
     // Cut off from all of them: then any may be tried again.
     if (sources.empty()) sources = SourcesFor(holdings_, {}, digest, peer.node(), peer.rank());
-    for (std::string& node : sources) wanted->add_nodes(std::move(node));
+    AddSources(wanted, std::move(sources));
   }
   SendTo(peer, std::move(message));
   return true;
@@ -335,6 +329,7 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
   slot->reset();
   protection.record.set_committed(true);
   committed_ = std::make_shared<const control::GenerationRecord>(std::move(protection.record));
+  committed_cutter_.emplace(*committed_);
   committed_keep_ = std::move(protection.plan.wanted);
   commit_open_.clear();
   for (const auto& [rank, peer] : members_) commit_open_.insert(rank);
@@ -378,7 +373,7 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
 
 void CoordinatorMachine::Impl::SendCommit(const Peer& peer) {
   control::Envelope message = NewMessage();
-  *message.mutable_commit()->mutable_generation() = *committed_;
+  AddCommitted(message.mutable_commit(), peer);
   const auto keep = committed_keep_.find(peer.node());
   if (keep != committed_keep_.end() && !peer.join.holder()) {
     for (const Blake3& digest : keep->second) message.mutable_commit()->add_keep(digest.Raw());

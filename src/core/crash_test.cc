@@ -11,12 +11,18 @@ namespace {
 struct Case {
   size_t victim;
   bool wipe;
+  uint32_t whole_view_max = kWholeViewMax;  // 0: as in a large job, each knows its own part
+  uint32_t partitions = 0;                  // two nodes each
 };
 
 // Runs a job that starts, saves, restarts and saves again, with one kill on the way. Returns
 // whether the kill took place.
 bool RunWithKill(const Case& c, uint64_t actions) {
-  TestCluster cluster({.seed = actions + 1, .hosts = 3, .world = {.nodes = 3}});
+  const uint32_t nodes = c.partitions > 0 ? 2 * c.partitions : 3;
+  TestCluster cluster({.seed = actions + 1,
+                       .hosts = nodes,
+                       .world = {.nodes = nodes, .data_parallelism = c.partitions},
+                       .whole_view_max = c.whole_view_max});
   SCOPED_TRACE(fmt::format("host {} killed before action {}, {}", c.victim, actions,
                            c.wipe ? "RAM wiped" : "RAM kept"));
   bool killed = false;
@@ -65,14 +71,14 @@ bool RunWithKill(const Case& c, uint64_t actions) {
     if (done()) committed = step;
     cluster.StartJob();
     EXPECT_TRUE(until(released)) << LogOf(cluster);
-    for (size_t i = 0; i < 3; ++i) {
+    for (size_t i = 0; i < nodes; ++i) {
       EXPECT_GE(cluster.client(i).step.value_or(0), committed) << LogOf(cluster);
       EXPECT_EQ(cluster.client(i).step, cluster.client(0).step) << LogOf(cluster);
     }
   }
   EXPECT_TRUE(cluster.RunUntil([&] {
     for (const auto& digest : cluster.NewestDigests()) {
-      if (cluster.CopiesOf(digest) < 2) return false;
+      if (cluster.CopiesOf(digest) < (c.partitions > 0 ? 1 : 2)) return false;
     }
     return !cluster.NewestDigests().empty();
   })) << LogOf(cluster);
@@ -95,6 +101,19 @@ TEST(Crash, OfAMemberAtAnyPoint) { Sweep({.victim = 1, .wipe = false}); }
 TEST(Crash, B1_OfTheCoordinatorAtAnyPoint) { Sweep({.victim = 0, .wipe = false}); }
 TEST(Crash, WithItsRamAtAnyPoint) { Sweep({.victim = 2, .wipe = true}); }
 TEST(Crash, OfTheCoordinatorWithItsRamAtAnyPoint) { Sweep({.victim = 0, .wipe = true}); }
+
+TEST(Crash, OfAMemberOfALargeJob) { Sweep({.victim = 1, .wipe = false, .whole_view_max = 0}); }
+TEST(Crash, OfALargeJobsCoordinator) { Sweep({.victim = 0, .wipe = false, .whole_view_max = 0}); }
+TEST(Crash, WithItsRamInALargeJob) { Sweep({.victim = 2, .wipe = true, .whole_view_max = 0}); }
+TEST(Crash, OfALargeJobsCoordinatorWithItsRam) {
+  Sweep({.victim = 0, .wipe = true, .whole_view_max = 0});
+}
+TEST(Crash, OfAReplicaOfALargeJob) {
+  Sweep({.victim = 1, .wipe = false, .whole_view_max = 0, .partitions = 2});
+}
+TEST(Crash, OfAReplicaWithItsRamInALargeJob) {
+  Sweep({.victim = 2, .wipe = true, .whole_view_max = 0, .partitions = 2});
+}
 
 }  // namespace
 }  // namespace tierkeep

@@ -42,6 +42,13 @@ class Holdings {
     for (const Blake3& digest : digests) RemoveCopy(node, digest);
   }
 
+  template <typename F>
+  void ForEachCopy(const std::string& node, F f) const {
+    const auto own = by_node_.find(node);
+    if (own == by_node_.end()) return;
+    for (const Blake3& digest : own->second) f(shards_.at(digest));
+  }
+
   bool Has(const std::string& node, const Blake3& digest) const;
   bool HasVerified(const std::string& node, const Blake3& digest) const;
   // Grows whenever some copy was lost: while it stays, what a node had it still has.

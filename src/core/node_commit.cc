@@ -8,6 +8,7 @@
 #include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
+#include "format/generation_record.h"
 
 namespace tierkeep {
 
@@ -18,11 +19,8 @@ bool NodeMachine::Impl::IsOutdated(const control::ShardInfo& shard,
   const RunId run = FromProto(state_.run());
   if (FromProto(shard.save().run()) != run) return true;
   const bool own_run = FromProto(m.generation().save().run()) == run;
-  const uint32_t workers = m.generation().world().workers_per_node();
-  const auto index = static_cast<int>(shard.rank() * workers + shard.worker());
-  const bool newer = !own_run || index >= m.generation().shards_size() ||
-                     shard.ordinal() > m.generation().shards(index).ordinal();
-  return !newer;
+  const control::ShardInfo* entry = EntryOf(m.generation(), shard.rank(), shard.worker());
+  return own_run && entry != nullptr && shard.ordinal() <= entry->ordinal();
 }
 
 // By a commit of this run that is recorded here.
@@ -82,6 +80,7 @@ std::vector<Blake3> NodeMachine::Impl::OutdatedUnreadable(const control::Commit&
     for (const auto& shard : record.shards()) named.insert(shard.digest());
   }
   std::vector<Blake3> outdated;
+  named.insert(m.obsolete().begin(), m.obsolete().end());
   for (const auto& item : unreadable_) {
     if (item.digest().empty() || keep.count(item.digest()) != 0) continue;
     if (named.count(item.digest()) != 0) outdated.push_back(FixedFromProto<Blake3>(item.digest()));
@@ -149,8 +148,8 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   std::erase_if(unreadable_, [](const auto& item) { return item.has_run(); });
   ForgetUnreadable(outdated);
   if (own_run) {
-    const uint32_t workers = record.world().workers_per_node();
-    const uint64_t ordinal = record.shards(static_cast<int>(config_->rank * workers)).ordinal();
+    const control::ShardInfo* own = EntryOf(record, config_->rank, 0);
+    const uint64_t ordinal = own == nullptr ? 0 : own->ordinal();
     std::erase_if(saves_, [&](const auto& entry) {
       return entry.second.ordinal <= ordinal && entry.second.staged_names.empty();
     });

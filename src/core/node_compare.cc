@@ -14,6 +14,7 @@ void NodeMachine::Impl::OnCompare(const control::Compare& m) {
     Handle(NodeEvent::Compared{task, Error(Code::kNotFound, "its own shard is no longer here")});
     return;
   }
+  Meet(m.other());
   Do(NodeAction::Compare{task, m.own(), m.other()});
 }
 

@@ -74,8 +74,11 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
 void NodeMachine::Impl::Resume() {
   if (!Released()) return;
   if (!state_.links_placed() && !state_.restored().none()) {
-    for (const auto& shard : ShardsOfRank(state_.restored().generation(), config_->rank)) {
-      if (shards_.count(DigestOf(shard)) != 0) continue;
+    const auto own = ShardsOfRank(state_.restored().generation(), config_->rank);
+    const bool known = own.size() == config_->world.workers_per_node;
+    if (!known || !std::all_of(own.begin(), own.end(), [&](const auto& shard) {
+          return shards_.count(DigestOf(shard)) != 0;
+        })) {
       // The store was lost before the links stood: this part is restored once more.
       state_.set_released(false);
       state_.clear_restored();

@@ -161,6 +161,8 @@ class NodeMachine::Impl {
   void StartHolding();
   void PollHolder();
   Duration GatherBudget() const;
+  void Meet(const control::SourceList& sources);
+  void TakeMembers(const control::RunStart& m);
 
   // -- node_restore.cc
   void OnRestore(const control::Restore& m);

@@ -187,7 +187,10 @@ void NodeMachine::Impl::SendJoin() {
     if (count.job() == job()) *join->add_restores() = count;
   }
   if (config_ && config_->job == job()) {
-    if (state_.has_last_run()) *join->mutable_last_run() = state_.last_run();
+    if (state_.has_last_run()) {
+      *join->mutable_last_run() = state_.last_run();
+      join->set_last_nodes(state_.last_world().nodes());
+    }
     if (state_.has_last_restored()) *join->mutable_last_restored() = state_.last_restored();
     if (state_.has_highest_run()) *join->mutable_highest_run() = state_.highest_run();
     join->set_highest_epoch(state_.highest_epoch());
@@ -200,7 +203,12 @@ void NodeMachine::Impl::SendJoin() {
     *join->mutable_settings() = SettingsOf(*config_);
     if (InRun()) *join->mutable_in_run() = state_.run();
     join->set_released(Released());
-    if (Released()) *join->mutable_restored() = state_.restored();
+    if (Released()) {
+      *join->mutable_restored() = state_.restored();
+    } else if (InRun() && restore_ && restore_->answered && restore_->answer.ok()) {
+      // Others may have been released from it: of a large job each knows a part of it.
+      *join->mutable_restored() = restore_->order.choice();
+    }
     for (auto& [save, own] : saves_) {
       own.told = own.shards.size() == config_->world.workers_per_node;
       if (!own.told) continue;
@@ -250,11 +258,13 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   const RunId run = FromProto(m.run());
   const bool same_run = InRun() && run == FromProto(state_.run());
   if (entered_ && same_run && m.epoch() == state_.epoch()) {
-    members_ = {m.members().begin(), m.members().end()};
-    Do(NodeAction::UseMembers{members_});
+    TakeMembers(m);
     return;
   }
-  const bool older = m.epoch() < state_.highest_epoch() || (same_run && m.epoch() < state_.epoch());
+  // An attempt that is in no run enters none that an earlier one has seen begin.
+  const bool left = !InRun() && run.sequence <= state_.highest_run().sequence();
+  const bool older =
+      m.epoch() < state_.highest_epoch() || (same_run && m.epoch() < state_.epoch()) || left;
   if (older && !TK_MUTATION(kAcceptOlderEpoch)) {
     TK_PROBE(kOlderEpochDropped);
     ++dropped_messages_;
@@ -305,6 +315,39 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
     phase_ = restore_ && restore_->answered && restore_->answer.ok() ? Phase::kPrepared
                                                                      : Phase::kRestoring;
   }
+}
+
+// Of the run that goes on. Of a large job they are some; whoever was met beside them is known
+// still.
+void NodeMachine::Impl::TakeMembers(const control::RunStart& m) {
+  const auto met = std::exchange(members_, {m.members().begin(), m.members().end()});
+  const bool some = members_.size() < m.settings().world().nodes();
+  for (const auto& other : met) {
+    const bool named = std::any_of(members_.begin(), members_.end(), [&](const auto& member) {
+      return member.node() == other.node();
+    });
+    if (some && !named) members_.push_back(other);
+  }
+  Do(NodeAction::UseMembers{members_});
+}
+
+// Of a large job members are named where they are to serve.
+void NodeMachine::Impl::Meet(const control::SourceList& sources) {
+  bool news = false;
+  for (const auto& member : sources.members()) {
+    const auto known = std::find_if(members_.begin(), members_.end(), [&](const auto& other) {
+      return other.node() == member.node();
+    });
+    if (known == members_.end()) {
+      members_.push_back(member);
+    } else if (known->SerializeAsString() == member.SerializeAsString()) {
+      continue;
+    } else {
+      *known = member;
+    }
+    news = true;
+  }
+  if (news) Do(NodeAction::UseMembers{members_});
 }
 
 void NodeMachine::Impl::OnRunEnded(const control::RunEnded& m) {

@@ -23,6 +23,13 @@ void NodeMachine::Impl::OnRestore(const control::Restore& m) {
     }
   }
   if (restore_ && m.choice().decision() < restore_->order.choice().decision()) return;
+  const auto own = m.choice().none() ? std::vector<control::ShardInfo>()
+                                     : ShardsOfRank(m.choice().generation(), config_->rank);
+  if (!m.choice().none() && own.size() != config_->world.workers_per_node) {
+    ++dropped_messages_;
+    return;
+  }
+  for (const auto& wanted : m.wanted()) Meet(wanted);
   CancelRestore();
   phase_ = Phase::kRestoring;
   restore_.emplace();

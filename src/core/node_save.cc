@@ -378,6 +378,7 @@ void NodeMachine::Impl::OnKeep(const control::Keep& m) {
     }
   }
   NoteKeptBytes(m);
+  for (const auto& wanted : m.wanted()) Meet(wanted);
   const std::set<Blake3> open = work.open;
   const control::Keep order = m;
   for (const auto& wanted : order.wanted()) {

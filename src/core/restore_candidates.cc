@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/mutation.h"
+#include "format/generation_record.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -55,8 +56,7 @@ class PlaceFiller {
   }
 
   const control::ShardInfo* Recorded(Place place) const {
-    if (!candidate_.record) return nullptr;
-    return &candidate_.record->shards(static_cast<int>(place.first * workers_ + place.second));
+    return candidate_.record ? EntryOf(*candidate_.record, place.first, place.second) : nullptr;
   }
 
   // What the rank itself saved there. Two different shards under one name make it unusable, unless
@@ -82,9 +82,30 @@ class PlaceFiller {
 
   // With a record, only its very shard or a logically equal one may serve a place.
   bool FitsRecord(Place place, const control::ShardInfo& shard) const {
+    if (!candidate_.record) return true;
     const auto* recorded = Recorded(place);
-    if (recorded == nullptr || recorded->digest() == shard.digest()) return true;
+    if (recorded == nullptr) recorded = RecordedEqual(place);
+    if (recorded == nullptr) return false;
+    if (recorded->digest() == shard.digest()) return true;
     return !shard.logical().empty() && shard.logical() == recorded->logical();
+  }
+
+  // What no part of the record tells of is like any other replica's, where those are equal.
+  const control::ShardInfo* RecordedEqual(Place place) const {
+    if (!candidate_.record->equal()) return nullptr;
+    for (Rank rank = place.first % width_; rank < question_.world.nodes; rank += width_) {
+      if (const auto* recorded = Recorded({rank, place.second})) return recorded;
+    }
+    return nullptr;
+  }
+
+  // Whether what is known of the column's replicas is all that there is.
+  bool ColumnIsKnown(Place place) const {
+    if (!candidate_.record || candidate_.record->equal()) return true;
+    for (Rank rank = place.first % width_; rank < question_.world.nodes; rank += width_) {
+      if (Recorded({rank, place.second}) == nullptr) return false;
+    }
+    return true;
   }
 
   std::vector<const control::ShardInfo*> ColumnShards(Rank column, Worker worker) const {
@@ -116,7 +137,7 @@ class PlaceFiller {
   }
 
   const control::ShardInfo* StandIn(Place place) const {
-    if (question_.world.replicas() == 1) return nullptr;
+    if (question_.world.replicas() == 1 || !ColumnIsKnown(place)) return nullptr;
     const auto shards = ColumnShards(place.first % width_, place.second);
     for (const auto* shard : shards) {
       if (shard->logical().empty()) return nullptr;  // equality isn't known
@@ -142,7 +163,11 @@ class PlaceFiller {
         if (shard == nullptr) shard = StandIn(place);
         if (shard == nullptr) {
           filled->shards.clear();
-          filled->missing = fmt::format("no copy of rank {} worker {} is left", rank, worker);
+          const bool unknown = candidate_.record && Recorded(place) == nullptr;
+          filled->missing =
+              unknown ? fmt::format("nobody here knows which shard of rank {} worker {} it is",
+                                    rank, worker)
+                      : fmt::format("no copy of rank {} worker {} is left", rank, worker);
           return;
         }
         filled->shards.push_back(*shard);
@@ -214,7 +239,8 @@ class PlaceFiller {
 
 struct Group {
   std::map<Place, std::set<Blake3>> shards;
-  std::map<std::string, control::GenerationRecord> records;  // by what they say
+  // Parts of a record, or the whole, by what they are parts of.
+  std::map<std::string, std::vector<const control::GenerationRecord*>> records;
   uint64_t ordinal = 0;
 };
 
@@ -233,12 +259,12 @@ std::map<SaveKey, Group> GroupBySave(const RestoreQuestion& question) {
       if (!seen.insert(&record).second || FromProto(record.world()) != question.world) continue;
       Group& group = groups[FromProto(record.save())];
       std::string content = record.committed() ? "0" : "1";  // committed ones first
-      content += fmt::format("-{}", record.save_number());
+      content += fmt::format("-{}-{}", record.save_number(), WholeKey(record));
+      group.ordinal = std::max<uint64_t>(group.ordinal, record.ordinal());
       for (const auto& shard : record.shards()) {
-        content += shard.digest();
-        group.ordinal = std::max(group.ordinal, shard.ordinal());
+        group.ordinal = std::max<uint64_t>(group.ordinal, shard.ordinal());
       }
-      group.records.emplace(std::move(content), record);
+      group.records[std::move(content)].push_back(&record);
     }
   }
   return groups;
@@ -287,10 +313,17 @@ std::vector<Candidate> FindCandidates(const RestoreQuestion& question) {
       candidates.push_back({save, std::nullopt, group.shards,
                             branches.OrderOf(save, group.ordinal, 0), question.world});
     }
-    for (const auto& [content, record] : group.records) {
-      candidates.push_back({save, record, group.shards,
-                            branches.OrderOf(save, group.ordinal, record.save_number()),
-                            question.world});
+    for (const auto& [content, parts] : group.records) {
+      AssembledRecord whole = Assemble(parts, [&](uint32_t slot) {
+        const uint32_t workers = question.world.workers_per_node;
+        const auto known = group.shards.find({slot / workers, slot % workers});
+        const bool one = known != group.shards.end() && known->second.size() == 1;
+        return one ? question.holdings->Find(*known->second.begin()) : nullptr;
+      });
+      const uint64_t number = whole.record.save_number();
+      candidates.push_back({save, std::move(whole.record), group.shards,
+                            branches.OrderOf(save, group.ordinal, number), question.world,
+                            std::move(whole.contradiction)});
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(),
@@ -318,6 +351,22 @@ std::vector<Candidate> FindOtherWorlds(const RestoreQuestion& question) {
     if (!candidates.empty()) newest.push_back(std::move(candidates.front()));
   }
   return newest;
+}
+
+AssembledRecord AssembleFor(const Holdings& holdings,
+                            const std::vector<const control::GenerationRecord*>& parts) {
+  std::map<uint32_t, const control::ShardInfo*> held;  // null: not one alone
+  const control::GenerationRecord& any = *parts.front();
+  for (const auto& [digest, shard] : holdings.shards()) {
+    if (FromProto(shard.save()) != FromProto(any.save())) continue;
+    if (FromProto(shard.world()) != FromProto(any.world())) continue;
+    const auto [it, added] = held.emplace(SlotOf(any, shard.rank(), shard.worker()), &shard);
+    if (!added) it->second = nullptr;
+  }
+  return Assemble(parts, [&](uint32_t slot) -> const control::ShardInfo* {
+    const auto found = held.find(slot);
+    return found == held.end() ? nullptr : found->second;
+  });
 }
 
 Filled FillPlaces(const RestoreQuestion& question, const Candidate& candidate) {

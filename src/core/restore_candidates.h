@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/restore_choice.h"
+#include "format/generation_record.h"
 
 namespace tierkeep {
 
@@ -27,19 +28,24 @@ struct CandidateOrder {
 
 struct Candidate {
   SaveKey save;
-  // The numbered record, if any node has one. Records of one save that differ in their shards are
-  // candidates of their own.
+  // The numbered record, if any node has one, as far as its parts are here. Records of one save
+  // that differ in their shards are candidates of their own.
   std::optional<control::GenerationRecord> record;
   // Known shards of this save by whose bytes they are.
   std::map<Place, std::set<Blake3>> shards;
   CandidateOrder order;
   WorldShape world;
+  std::string contradiction = {};  // of the parts of its record, for people
 };
 
 // All candidates of the question's job and world, newest first.
 std::vector<Candidate> FindCandidates(const RestoreQuestion& question);
 // The newest candidate of each other world that the job has saved in.
 std::vector<Candidate> FindOtherWorlds(const RestoreQuestion& question);
+
+// The record that these are parts of, at least one, with what `holdings` adds to them.
+AssembledRecord AssembleFor(const Holdings& holdings,
+                            const std::vector<const control::GenerationRecord*>& parts);
 
 struct Filled {
   std::vector<control::ShardInfo> shards;  // by (rank, worker); empty when `missing` is set

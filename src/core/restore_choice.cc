@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/mutation.h"
 #include "core/restore_candidates.h"
+#include "format/generation_record.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -53,12 +54,16 @@ class Chooser {
  private:
   void ReadOrders() {
     away_ = question_.absent;
+    away_unnamed_ = question_.absent_unnamed;
     for (const auto& order : question_.orders) {
       if (order.has_without()) {
         without_.insert(order.without());
         away_.erase(order.without());
       }
-      if (order.has_without_absent()) away_.clear();
+      if (order.has_without_absent()) {
+        away_.clear();
+        away_unnamed_ = 0;
+      }
     }
   }
 
@@ -152,6 +157,7 @@ class Chooser {
     // PyTorch clients take step 0 for "no checkpoint".
     if (question_.world.framework != Framework::kOrbax && candidate.save.step == 0) return false;
     if (candidate.record) record_seen_ = true;
+    if (!candidate.contradiction.empty()) answer_.problems.push_back(candidate.contradiction);
     Filled filled = FillPlaces(question_, candidate);
     if (!filled.missing.empty()) {
       if (committed) answer_.better_may_exist = true;
@@ -170,6 +176,11 @@ class Chooser {
       *answer_.generation.mutable_world() = ToProto(question_.world);
     }
     answer_.generation.clear_shards();
+    answer_.generation.clear_slots();
+    answer_.generation.clear_whole();
+    answer_.generation.clear_equal();
+    answer_.generation.clear_stand_ins();
+    answer_.generation.clear_ordinal();
     for (auto& shard : filled.shards) *answer_.generation.add_shards() = std::move(shard);
     return true;
   }
@@ -247,11 +258,19 @@ class Chooser {
   // Something newer that is known to have been committed, and that only nodes that are away could
   // give.
   void FindNewerAway(const Candidate* chosen) {
-    if (away_.empty() || TK_MUTATION(kForgetAbsent)) return;
+    if ((away_.empty() && away_unnamed_ == 0) || TK_MUTATION(kForgetAbsent)) return;
     std::string what = NewerRecord(chosen);
     if (what.empty()) what = NewerMark(chosen);
     if (what.empty()) return;
-    for (const std::string& node : away_) answer_.stop.add_nodes(node);
+    uint64_t more = away_unnamed_;
+    for (const std::string& node : away_) {
+      if (answer_.stop.nodes_size() < kStopNodesMax) {
+        answer_.stop.add_nodes(node);
+      } else {
+        ++more;
+      }
+    }
+    if (more > 0) what += fmt::format(", with {} more nodes away than are named", more);
     answer_.stop.add_given_up(std::move(what));
     SayInstead(chosen);
     answer_.newer_is_away = true;
@@ -310,7 +329,9 @@ class Chooser {
     for (const Candidate& candidate : candidates_) {
       if (candidate.record && candidate.save.run == run &&
           candidate.record->save_number() == item.save_number()) {
-        return true;
+        // What it told beyond the other parts may be the reason why it isn't the one chosen.
+        if (IsWhole(*candidate.record)) return true;
+        if (chosen != nullptr && candidate.order <= chosen->order) return true;
       }
     }
     if (chosen == nullptr) return false;
@@ -320,12 +341,14 @@ class Chooser {
   }
 
   static constexpr size_t kSkippedMax = 8;
+  static constexpr int kStopNodesMax = 256;  // every member is told
 
   const RestoreQuestion& question_;
   const std::vector<Candidate> candidates_;
   std::set<uint64_t> twins_;
   std::set<std::string> without_;  // nodes whose unreadable parts are given up
   std::set<std::string> away_;     // absent and not given up
+  uint32_t away_unnamed_ = 0;
   std::vector<std::string> skipped_;
   bool record_seen_ = false;
   RestoreAnswer answer_;
@@ -361,7 +384,7 @@ std::vector<control::ShardInfo> ShardsOfRank(const control::GenerationRecord& re
   const uint32_t workers = record.world().workers_per_node();
   std::vector<control::ShardInfo> shards;
   for (Worker worker = 0; worker < workers; ++worker) {
-    shards.push_back(record.shards(static_cast<int>(rank * workers + worker)));
+    if (const auto* shard = EntryOf(record, rank, worker)) shards.push_back(*shard);
   }
   return shards;
 }

@@ -48,6 +48,7 @@ struct RestoreQuestion {
   // The newest generation that the rendezvous knows of, unless somebody here knows of a later run.
   std::optional<control::GenerationMark> recorded = {};
   std::set<std::string> absent = {};  // nodes of earlier runs that aren't here
+  uint32_t absent_unnamed = 0;        // so many more, whose names nobody here knows
 };
 
 struct RestoreAnswer {
@@ -81,7 +82,7 @@ RestoreAnswer ChooseRestore(const RestoreQuestion& question);
 std::vector<std::string> SourcesFor(const Holdings& holdings, const SourceFailures& failures,
                                     const Blake3& digest, const std::string& receiver, size_t turn);
 
-// The rank's shards of a complete record, by worker.
+// The rank's shards by worker; fewer where the record is a part that doesn't tell of all.
 std::vector<control::ShardInfo> ShardsOfRank(const control::GenerationRecord& record, Rank rank);
 
 }  // namespace tierkeep

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/core_testutil.h"
+#include "format/generation_record.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -292,6 +293,130 @@ TEST(RestoreChoice, PicksTheNewestCompleteSave) {
     }
     RC_ASSERT(cluster.Chosen() == newest);
   }));
+}
+
+// ---- records in parts --------------------------------------------------------------------------
+
+constexpr WorldShape kFour{.framework = Framework::kOrbax, .nodes = 4};
+
+// Node i has recorded slots i and i - 1 of a committed save, and keeps their shards.
+void CommitInParts(Cluster* c, const SaveKey& save, uint64_t number, Rank nodes = 4) {
+  const control::GenerationRecord record = c->Record(save, number, number);
+  const RecordCutter cutter(record);
+  for (Rank r = 0; r < nodes; ++r) {
+    const std::set<uint32_t> slots = {r, (r + nodes - 1) % nodes};
+    *c->at(r).add_generations() = cutter.Part(slots);
+    for (const uint32_t slot : slots) c->Give(r, *EntryAt(record, slot));
+  }
+}
+
+TEST(RestoreInParts, AreOneGeneration) {
+  Cluster c(kFour);
+  CommitInParts(&c, SaveKey{kRun, 10, 1}, 1);
+  CommitInParts(&c, SaveKey{kRun, 20, 1}, 2);
+  c.Wipe(2);  // its entries and shards are on node 3 and node 1 has nothing to do with them
+  const RestoreAnswer answer = c.Choose();
+  EXPECT_EQ(answer.generation.save().step(), 20u);
+  EXPECT_TRUE(answer.generation.committed());
+  EXPECT_EQ(answer.generation.save_number(), 2u);
+  ASSERT_EQ(answer.generation.shards_size(), 4);
+  EXPECT_TRUE(IsWhole(answer.generation));
+  EXPECT_TRUE(answer.generation.slots().empty());
+}
+
+TEST(RestoreInParts, AnUnknownEntryIsAShardWithoutAHolder) {
+  Cluster c(kFour);
+  c.Save(SaveKey{kRun, 10, 1}, 1);
+  CommitInParts(&c, SaveKey{kRun, 20, 1}, 2);
+  c.Wipe(2);
+  c.Wipe(3);  // slot 2 was known and held on these two only
+  const RestoreAnswer answer = c.Choose();
+  EXPECT_TRUE(answer.better_may_exist);
+  EXPECT_NE(answer.reason.find("nobody here knows which shard of rank 2"), std::string::npos)
+      << answer.reason;
+  EXPECT_NE(answer.generation.save().step(), 20u);
+}
+
+TEST(RestoreInParts, OneThatKnowsOfTheCommitIsEnoughWhereAllShardsAre) {
+  Cluster c(kFour);
+  c.Save(SaveKey{kRun, 20, 1}, 2);
+  const control::GenerationRecord record = c.Record(SaveKey{kRun, 20, 1}, 2, 2);
+  *c.at(1).add_generations() = RecordCutter(record).Part({0, 1});
+  const RestoreAnswer answer = c.Choose();
+  EXPECT_EQ(answer.generation.save_number(), 2u);
+  EXPECT_TRUE(answer.generation.committed());
+  EXPECT_EQ(answer.generation.shards_size(), 4);
+}
+
+// A shard of the same save that isn't the one recorded proves nothing.
+TEST(RestoreInParts, WhatTheRecordDisprovesIsNotTaken) {
+  Cluster c(kFour);
+  const SaveKey save = SaveKey{kRun, 20, 1};
+  const control::GenerationRecord record = c.Record(save, 2, 2);
+  for (Rank r = 0; r < 4; ++r) {
+    TestShard shard = c.Shard(save, r, 2);
+    if (r == 3) shard.content = 99;
+    c.Give(r, MakeShard(shard));
+  }
+  *c.at(1).add_generations() = RecordCutter(record).Part({0, 1, 2});
+  const RestoreAnswer answer = c.Choose();
+  EXPECT_NE(answer.kind, RestoreAnswer::Kind::kGeneration);
+  EXPECT_TRUE(answer.better_may_exist);
+}
+
+TEST(RestoreInParts, ContradictionsAreToldAndNeverMixed) {
+  Cluster c(kFour);
+  CommitInParts(&c, SaveKey{kRun, 20, 1}, 2);
+  // Node 3's record of slot 3 is another one's.
+  control::GenerationRecord* lie = c.at(3).mutable_generations(0);
+  TestShard other = c.Shard(SaveKey{kRun, 20, 1}, 3, 2);
+  other.content = 99;
+  *lie->mutable_shards(1) = MakeShard(other);
+  c.Give(3, MakeShard(other));
+  const RestoreAnswer answer = c.Choose();
+  const std::string problems = answer.problems.empty() ? "" : answer.problems.front();
+  EXPECT_NE(problems.find("recorded in two ways"), std::string::npos) << problems;
+  EXPECT_NE(answer.kind, RestoreAnswer::Kind::kGeneration);
+}
+
+TEST(RestoreInParts, AnEqualReplicaStandsInForOneThatNobodyKnows) {
+  const WorldShape world{.framework = Framework::kOrbax, .nodes = 4, .data_parallelism = 2};
+  for (const bool equal : {true, false}) {
+    Cluster c(world);
+    const SaveKey save = SaveKey{kRun, 20, 1};
+    control::GenerationRecord record = c.Record(save, 2, 2);
+    for (Rank r = 0; r < 4; ++r) {
+      TestShard shard = c.Shard(save, r, 2);
+      shard.logical = 1 + r % 2;
+      if (!equal && r == 3) shard.logical = 77;
+      *record.mutable_shards(static_cast<int>(r)) = MakeShard(shard);
+      if (r != 3) c.Give(r, record.shards(static_cast<int>(r)));
+    }
+    for (Rank r = 0; r < 3; ++r) *c.at(r).add_generations() = RecordCutter(record).Part({r});
+    const RestoreAnswer answer = c.Choose();
+    // Either rank 1's shard, which is equal, or, as one consistent row, row 0 for all: never rank
+    // 3's place filled by a guess.
+    ASSERT_EQ(answer.kind, RestoreAnswer::Kind::kGeneration);
+    EXPECT_EQ(answer.generation.shards(3).digest(), record.shards(1).digest());
+    EXPECT_EQ(answer.generation.shards(2).digest(), record.shards(equal ? 2 : 0).digest());
+  }
+}
+
+TEST(RestoreInParts, AnUnreadablePartStopsWhatItMayHaveCompleted) {
+  Cluster c(kFour);
+  c.Save(SaveKey{kRun, 10, 1}, 1);
+  CommitInParts(&c, SaveKey{kRun, 20, 1}, 2);
+  c.Wipe(2);
+  c.at(3).clear_generations();
+  for (auto& shard : *c.at(3).mutable_shards()) {
+    if (shard.rank() == 2) shard.set_rank(3);  // no shard of slot 2 is left to be recognised
+  }
+  control::Unreadable item;
+  *item.mutable_run() = ToProto(kRun);
+  item.set_save_number(2);
+  item.set_detail("its record");
+  *c.at(3).add_unreadable() = item;
+  EXPECT_EQ(c.Choose().kind, RestoreAnswer::Kind::kBlocked);
 }
 
 }  // namespace

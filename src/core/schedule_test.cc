@@ -47,6 +47,8 @@ class Schedule {
     options.hosts = options.world.nodes + 1 + prng_.Below(2);
     options.peers_per_node = 1 + prng_.Below(2);
     options.delay_max = prng_.Chance(1, 2) ? Duration(500us) : Duration(5ms);
+    // Every other schedule is that of a large job.
+    if (seed % 2 == 0) options.whole_view_max = 0;
     nodes_ = options.world.nodes;
     return options;
   }

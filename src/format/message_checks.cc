@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/escape_name.h"
+#include "format/generation_record.h"
 #include "format/messages.h"
 #include "format/restore_orders.h"
 #include "format/volume_names.h"
@@ -132,20 +133,20 @@ enum class Shards { kComplete, kCompleteOrNone };
 // The shards of a generation: one for each (rank, worker) in that order. With data parallelism an
 // equal replica's shard may stand in a rank's place: same position within the partition.
 Status CheckPlaces(const control::GenerationRecord& record) {
+  TK_RETURN_IF_ERROR(CheckFixed(record.whole(), Blake3::kSize, "whole", Presence::kOptional));
+  TK_RETURN_IF_ERROR(CheckSlots(record));
   const uint64_t workers = record.world().workers_per_node();
-  const uint64_t wanted = record.world().nodes() * workers;
-  if (static_cast<uint64_t>(record.shards_size()) != wanted) {
-    return Bad("generation has {} shards, not {}", record.shards_size(), wanted);
-  }
   const uint64_t partitions = std::max(1u, record.world().data_parallelism());
   const uint64_t columns = record.world().nodes() / partitions;
-  for (uint64_t i = 0; i < wanted; ++i) {
-    const control::ShardInfo& shard = record.shards(static_cast<int>(i));
-    if (shard.worker() != i % workers || shard.rank() % columns != (i / workers) % columns) {
-      return Bad("generation's shard {} is of rank {}, worker {}", i, shard.rank(), shard.worker());
+  for (int i = 0; i < record.shards_size(); ++i) {
+    const control::ShardInfo& shard = record.shards(i);
+    const uint64_t slot = SlotAt(record, i);
+    if (shard.worker() != slot % workers || shard.rank() % columns != (slot / workers) % columns) {
+      return Bad("generation's shard {} is of rank {}, worker {}", slot, shard.rank(),
+                 shard.worker());
     }
     if (!SameSave(shard.save(), record.save()) || !SameWorld(shard.world(), record.world())) {
-      return Bad("generation's shard {} is of another save or world", i);
+      return Bad("generation's shard {} is of another save or world", slot);
     }
   }
   return OkStatus();
@@ -162,7 +163,8 @@ Status CheckGeneration(const control::GenerationRecord& record, const std::strin
     return Bad("generation has a parent's save number without its run");
   }
   for (const auto& shard : record.shards()) TK_RETURN_IF_ERROR(CheckShard(shard, job));
-  if (shards == Shards::kCompleteOrNone && record.shards().empty()) return OkStatus();
+  const bool none = record.shards().empty() && record.slots().empty();
+  if (shards == Shards::kCompleteOrNone && none) return OkStatus();
   return CheckPlaces(record);
 }
 
@@ -237,8 +239,16 @@ Status CheckChoice(const control::RestoreChoice& choice, const std::string& job)
   return CheckGeneration(choice.generation(), job, Shards::kComplete);
 }
 
+Status CheckMember(const control::Member& member) {
+  TK_RETURN_IF_ERROR(CheckNodeName(member.node(), "member.node"));
+  TK_RETURN_IF_ERROR(CheckFixed(member.agent(), Id128::kSize, "member.agent", Presence::kOptional));
+  TK_RETURN_IF_ERROR(CheckAddress(member.data(), "member.data"));
+  return CheckToken(member.data_token());
+}
+
 Status CheckSources(const control::SourceList& sources, const std::string& job) {
   TK_RETURN_IF_ERROR(CheckShard(sources.shard(), job));
+  for (const auto& member : sources.members()) TK_RETURN_IF_ERROR(CheckMember(member));
   return CheckNodeNames(sources.nodes(), "sources.nodes");
 }
 
@@ -329,8 +339,7 @@ Status CheckBody(const control::Rejected& m, const std::string&) {
   return CheckText(m.reason(), "reason");
 }
 
-// Names are unique, since sources are named by them; ranks too, and all there unless the run goes
-// on, when a member may be away.
+// Names are unique, since sources are named by them; ranks too. Of a large job only some are there.
 Status CheckBody(const control::RunStart& m, const std::string& job) {
   TK_RETURN_IF_ERROR(CheckRun(m.run(), "run", Presence::kRequired));
   TK_RETURN_IF_ERROR(CheckNumber(m.epoch(), "epoch"));
@@ -339,11 +348,7 @@ Status CheckBody(const control::RunStart& m, const std::string& job) {
   std::set<std::string_view> names;
   std::set<uint32_t> ranks;
   for (const auto& member : m.members()) {
-    TK_RETURN_IF_ERROR(CheckNodeName(member.node(), "member.node"));
-    TK_RETURN_IF_ERROR(
-        CheckFixed(member.agent(), Id128::kSize, "member.agent", Presence::kOptional));
-    TK_RETURN_IF_ERROR(CheckAddress(member.data(), "member.data"));
-    TK_RETURN_IF_ERROR(CheckToken(member.data_token()));
+    TK_RETURN_IF_ERROR(CheckMember(member));
     if (!names.insert(member.node()).second)
       return Bad("member '{}' is named twice", member.node());
     if (member.holder()) continue;
@@ -351,7 +356,6 @@ Status CheckBody(const control::RunStart& m, const std::string& job) {
       return Bad("member '{}' has rank {}, taken or too high", member.node(), member.rank());
     }
   }
-  if (!m.continued() && ranks.size() != nodes) return Bad("{} of {} ranks", ranks.size(), nodes);
   return OkStatus();
 }
 
@@ -366,10 +370,6 @@ Status CheckBody(const control::RestorePrepared& m, const std::string&) {
   TK_RETURN_IF_ERROR(CheckText(m.error(), "error"));
   TK_RETURN_IF_ERROR(CheckDigests(m.bad_shards(), "bad_shards"));
   return CheckNodeNames(m.bad_sources(), "bad_sources");
-}
-
-Status CheckBody(const control::Release& m, const std::string&) {
-  return CheckNumber(m.decision(), "decision");
 }
 
 Status CheckBody(const control::SaveFailed& m, const std::string&) {
@@ -404,6 +404,7 @@ Status CheckBody(const control::Drop& m, const std::string&) {
 Status CheckBody(const control::Commit& m, const std::string& job) {
   TK_RETURN_IF_ERROR(CheckGeneration(m.generation(), job, Shards::kComplete));
   if (!m.generation().committed()) return Bad("the generation isn't committed");
+  TK_RETURN_IF_ERROR(CheckDigests(m.obsolete(), "obsolete"));
   return CheckDigests(m.keep(), "keep");
 }
 
@@ -412,8 +413,6 @@ Status CheckBody(const control::CommitRecorded& m, const std::string&) {
   TK_RETURN_IF_ERROR(CheckNumber(m.save_number(), "save_number"));
   return CheckDigests(m.missing(), "missing");
 }
-
-Status CheckBody(const control::Ping&, const std::string&) { return OkStatus(); }
 
 Status CheckBody(const control::RunEnded& m, const std::string&) {
   TK_RETURN_IF_ERROR(CheckRun(m.run(), "run", Presence::kRequired));
@@ -492,7 +491,7 @@ Status CheckAnyBody(const control::Envelope& e) {
     case control::Envelope::kRestorePrepared:
       return CheckBody(e.restore_prepared(), e.job());
     case control::Envelope::kRelease:
-      return CheckBody(e.release(), e.job());
+      return CheckNumber(e.release().decision(), "decision");
     case control::Envelope::kSaveStaged:
       return CheckBody(e.save_staged(), e.job());
     case control::Envelope::kSaveFailed:
@@ -508,7 +507,7 @@ Status CheckAnyBody(const control::Envelope& e) {
     case control::Envelope::kCommitRecorded:
       return CheckBody(e.commit_recorded(), e.job());
     case control::Envelope::kPing:
-      return CheckBody(e.ping(), e.job());
+      return OkStatus();
     case control::Envelope::kRunEnded:
       return CheckBody(e.run_ended(), e.job());
     case control::Envelope::kLeaving:

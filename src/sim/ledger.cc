@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "format/generation_record.h"
 #include "format/messages.h"
 #include "format/store_names.h"
 #include "tiers/ram/tree_walk.h"
@@ -81,11 +82,13 @@ std::optional<SaveId> Ledger::SaveOf(const control::GenerationRecord& record) {
   return std::nullopt;
 }
 
+// Of a large job each host has recorded a part: parts of one record count as that one.
 void Ledger::NoteShardsOfFloor(const control::GenerationRecord& record) {
-  const auto same = [&](const control::GenerationRecord& other) {
-    return std::equal(record.shards().begin(), record.shards().end(), other.shards().begin(),
-                      other.shards().end(),
-                      [](const auto& a, const auto& b) { return a.digest() == b.digest(); });
+  const std::string whole = WholeKey(record);
+  const auto same = [&](control::GenerationRecord& other) {
+    if (WholeKey(other) != whole) return false;
+    other = record;
+    return true;
   };
   if (same(floor_->record)) return;
   if (std::none_of(floor_->others.begin(), floor_->others.end(), same)) {
@@ -93,7 +96,27 @@ void Ledger::NoteShardsOfFloor(const control::GenerationRecord& record) {
   }
 }
 
-void Ledger::Consider(const control::GenerationRecord& record) {
+// Of a large job each host has recorded a part: what all of them tell by now.
+control::GenerationRecord Ledger::WithOtherParts(const control::GenerationRecord& record) {
+  if (IsWhole(record)) return record;
+  auto& known = parts_[{GenerationIdOf(record), record.whole()}];
+  std::map<uint32_t, control::ShardInfo> entries;
+  for (const auto* part :
+       std::initializer_list<const control::GenerationRecord*>{&known, &record}) {
+    for (int i = 0; i < part->shards_size(); ++i) entries[part->slots(i)] = part->shards(i);
+  }
+  known = record;
+  known.clear_slots();
+  known.clear_shards();
+  for (const auto& [slot, shard] : entries) {
+    known.add_slots(slot);
+    *known.add_shards() = shard;
+  }
+  return known;
+}
+
+void Ledger::Consider(const control::GenerationRecord& part) {
+  const control::GenerationRecord record = WithOtherParts(part);
   const JobShape& shape = job_->shape();
   const WorldShape world = FromProto(record.world());
   if (!record.committed() || record.job() != shape.name || world.nodes != shape.nodes ||
@@ -210,15 +233,18 @@ std::vector<std::vector<Blake3>> Ledger::Places(const control::GenerationRecord&
   std::vector<std::vector<Blake3>> places;
   const WorldShape world = FromProto(record.world());
   const uint32_t width = world.nodes / world.replicas();
-  for (int i = 0; i < record.shards_size(); ++i) {
-    const auto rank = static_cast<uint32_t>(i) / world.workers_per_node;
-    const auto worker = static_cast<uint32_t>(i) % world.workers_per_node;
+  for (uint32_t slot = 0; slot < SlotsOf(record); ++slot) {
+    const uint32_t rank = slot / world.workers_per_node;
+    const uint32_t worker = slot % world.workers_per_node;
     std::vector<Blake3> place;
+    bool known = true;
     for (uint32_t r = rank % width; r < world.nodes; r += width) {
-      const auto& shard = record.shards(static_cast<int>(r * world.workers_per_node + worker));
-      place.push_back(FixedFromProto<Blake3>(shard.digest()));
+      const control::ShardInfo* shard = EntryOf(record, r, worker);
+      known = known && shard != nullptr;
+      if (shard != nullptr) place.push_back(FixedFromProto<Blake3>(shard->digest()));
     }
-    places.push_back(std::move(place));
+    // Before every host has recorded its part, nothing is asked of the rest.
+    if (known) places.push_back(std::move(place));
   }
   return places;
 }
@@ -226,10 +252,10 @@ std::vector<std::vector<Blake3>> Ledger::Places(const control::GenerationRecord&
 bool Ledger::Diverges(const control::GenerationRecord& record) {
   const WorldShape world = FromProto(record.world());
   const uint32_t width = world.nodes / world.replicas() * world.workers_per_node;
-  for (int i = static_cast<int>(width); i < record.shards_size(); ++i) {
-    if (record.shards(i).logical() != record.shards(i % static_cast<int>(width)).logical()) {
-      return true;
-    }
+  std::map<uint32_t, std::string> logicals;  // by place in a partition
+  for (int i = 0; i < record.shards_size(); ++i) {
+    const std::string& logical = record.shards(i).logical();
+    if (logicals.emplace(SlotAt(record, i) % width, logical).first->second != logical) return true;
   }
   return false;
 }
@@ -247,7 +273,7 @@ bool Ledger::IsAvailable(const control::GenerationRecord& record,
     return it->second;
   };
   const auto places = Places(record);
-  if (Diverges(record)) {
+  if (Diverges(record) && !places.empty()) {
     // Each place lists the partitions' shards in the same order.
     const size_t rows = places.front().size();
     const auto row_is_held = [&](size_t row) {
@@ -268,7 +294,8 @@ bool Ledger::FloorIsAvailable(std::optional<size_t> without_host,
                               const Blake3* without_copy) const {
   return IsAvailable(floor_->record, without_host, without_copy) ||
          std::any_of(floor_->others.begin(), floor_->others.end(), [&](const auto& record) {
-           return IsAvailable(record, without_host, without_copy);
+           const bool all_known = static_cast<uint32_t>(record.shards_size()) == SlotsOf(record);
+           return all_known && IsAvailable(record, without_host, without_copy);
          });
 }
 

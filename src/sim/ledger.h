@@ -105,8 +105,9 @@ class Ledger {
   // Looks for newer committed generations in the records of all stores.
   void Refresh();
   const control::GenerationRecord* Decoded(const std::string& bytes);
-  void Consider(const control::GenerationRecord& record);
+  void Consider(const control::GenerationRecord& part);
   void NoteShardsOfFloor(const control::GenerationRecord& record);
+  control::GenerationRecord WithOtherParts(const control::GenerationRecord& record);
   // Which save it is, by what is in its shards.
   std::optional<SaveId> SaveOf(const control::GenerationRecord& record);
   bool IsIntact(size_t host, const Blake3& digest) const;
@@ -132,6 +133,7 @@ class Ledger {
   const SimJob* job_ = nullptr;
   std::map<GenerationId, SaveId> known_;
   std::unordered_map<std::string, std::optional<control::GenerationRecord>> decoded_;  // by bytes
+  std::map<std::pair<GenerationId, std::string>, control::GenerationRecord> parts_;
   std::map<uint32_t, std::pair<uint32_t, uint32_t>> bases_;  // attempt → restored attempt, nth
   std::optional<Floor> floor_;
   // The newest, by job: runs of different jobs, with clocks that jump, have no order.

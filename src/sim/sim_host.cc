@@ -120,6 +120,7 @@ void SimHost::StartControlAndNode(Life& life, Status* status) {
   const Logger logger = LoggerOf(life.process, "");
   ControlPlane::Options control;
   control.restore = parts_.restore;
+  control.whole_view_max = parts_.whole_view_max;
   control.node_name = HostName(index_);
   control.advertise_host = HostName(index_);
   life.random->Fill(control.boot.bytes.data(), Id128::kSize);

@@ -36,6 +36,7 @@ struct HostParts {
   const FileRates* file_rates;
   bool immutable_flags;  // of the mounts
   RestorePolicy restore;
+  uint32_t whole_view_max;  // CoordinatorOptions::whole_view_max
   // Another host's data port.
   std::function<DataServerView(const HostPort&)> server_at;
   // A rename that an agent is about to make.

@@ -95,6 +95,9 @@ void Simulation::MakeHosts() {
   host_parts_.rendezvous = rendezvous_.get();
   host_parts_.data_rates = &data_rates_;
   host_parts_.file_rates = &file_rates_;
+  // Drawn apart, so that a seed's schedule stays what it was: every other job is treated as a large
+  // one, whose members know their own part only.
+  host_parts_.whole_view_max = Prng(options_.seed).Chance(1, 2) ? 0 : kWholeViewMax;
   host_parts_.server_at = [this](const HostPort& at) {
     const size_t host = HostOf(at.host);
     return host < hosts_.size() ? hosts_[host]->data_server(at.port) : DataServerView{};
