@@ -1,4 +1,4 @@
-"""Hundreds of members on real connections, and a real agent that coordinates them."""
+"""Two thousand members on real connections, and a real agent that coordinates them."""
 
 import random
 
@@ -10,10 +10,10 @@ import scripted_job
 
 pytestmark = pytest.mark.timeout(500)
 
-NODES = 500
+NODES = 2000
 
 
-def test_every_member_has_a_connection(make_cluster, seed):
+def test_two_thousand_connections(make_cluster, seed):
     """Join, a decision, a save to its commit, and a restart that restores it: all on connections that
     last, with a bounded number of messages for each member."""
     if reason := large_job.why_not(NODES):
