@@ -64,9 +64,7 @@ namespace tierkeep {
   /* Nobody waits for a newer generation whose nodes are away. */ \
   X(kForgetAbsent, "forget-absent")                               \
   /* Replicas with different values stand in for copies. */       \
-  X(kDivergentCopies, "divergent-copies")                         \
-  /* Copies are pulled into the room of the job's next save. */   \
-  X(kTakeNextRoom, "take-next-room")
+  X(kDivergentCopies, "divergent-copies")
 
 #define TK_PROBES(X)                                               \
   X(kRankTakenByNewer, "rank taken by a newer attempt")            \

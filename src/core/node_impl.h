@@ -167,6 +167,7 @@ class NodeMachine::Impl {
   // -- node_restore.cc
   void OnRestore(const control::Restore& m);
   void OnRelease(const control::Release& m);
+  void DistrustRestored();
   void PlaceAll();
   void RestoreFetched(const Blake3& digest, const Status& status);
   void AnswerRestore();

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
 #include "core/restore_choice.h"
@@ -235,7 +234,7 @@ uint64_t NodeMachine::Impl::OwnBytes() const {
 // Nothing is kept free for the job before there is anything to fall back on.
 uint64_t NodeMachine::Impl::ReserveBytes() const {
   const bool first = !committed_ && (!state_.has_restored() || state_.restored().none());
-  return first || TK_MUTATION(kTakeNextRoom) ? 0 : OwnBytes();
+  return first ? 0 : OwnBytes();
 }
 
 std::optional<MemorySizing> NodeMachine::Impl::Sizing() const {

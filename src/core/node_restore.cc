@@ -104,6 +104,7 @@ void NodeMachine::Impl::OnRelease(const control::Release& m) {
   }
   restore_.reset();
   NoteRelease(state_.restored());
+  DistrustRestored();
   Persist();
   PlaceAll();
   phase_ = Phase::kRunning;
@@ -112,6 +113,16 @@ void NodeMachine::Impl::OnRelease(const control::Release& m) {
   Disarm(kGatherTimer);
   Disarm(kConfigKeptTimer);
   for (const auto& save : std::exchange(waiting_saves_, {})) TakeSave(save);
+}
+
+// From now on the job has them in its volume. Where they can't be locked it may write into them,
+// and they count as copies again only once they were read again.
+void NodeMachine::Impl::DistrustRestored() {
+  if (state_.restored().none()) return;
+  for (const auto& shard : ShardsOfRank(state_.restored().generation(), config_->rank)) {
+    const auto held = shards_.find(DigestOf(shard));
+    if (held != shards_.end()) held->second.set_suspect(true);
+  }
 }
 
 // The client waits for its yaml to go, then for the decision, then for its links: in this order.

@@ -94,6 +94,7 @@ const std::vector<Expected>& AllExpected() {
       {"PlaceLink failed: NOT_FOUND", {R::kDamage}},
       {"could not be deleted", {R::kFiles}},
       {"left ", {R::kFiles}},
+      {"write store/shards/", {R::kFiles, R::kFull}},
       {"injected", {R::kFiles}},
       {"EIO", {R::kFiles, R::kDamage}},
   };

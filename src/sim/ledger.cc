@@ -46,7 +46,7 @@ void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored)
   CheckFloor("at a release");
   if (floor_) {
     const bool behind = !restored || PositionOf(*restored) < PositionOf(floor_->save);
-    if (behind && IsGivenUp()) {
+    if (behind && IsGivenUp(floor_->save.step)) {
       world_->Count("restores behind a commit, as ordered");
       GiveUpFloor();
     } else if (behind && (disturbances_ > 0 || disturbed_at_ >= started_at_)) {
@@ -58,13 +58,35 @@ void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored)
                                       floor_->save.ToString()));
     }
   }
+  CheckBase(attempt, restored);
   if (restored) bases_[attempt] = {restored->attempt, restored->nth};
   // One that was given since may be for the next decision.
   if (without_since_ && *without_since_ < started_at_) without_since_.reset();
 }
 
 // By an operator.
-bool Ledger::IsGivenUp() const { return without_since_ || skipped_.contains(floor_->save.step); }
+bool Ledger::IsGivenUp(Step step) const { return without_since_ || skipped_.contains(step); }
+
+// What was saved before the last release, and isn't what it was from, belongs to the past: as long
+// as that base is there, though it may never have been committed.
+void Ledger::CheckBase(uint32_t attempt, const std::optional<SaveId>& restored) {
+  const std::optional<Base> base = std::exchange(base_, std::nullopt);
+  NodeHost* node = hosts_[job_->placement()[0]]->node();
+  if (restored && node != nullptr) {
+    if (const NodeStatus status = node->status(); status.restored) {
+      base_ = Base{attempt, *restored, job_->shape(), status.restored->generation()};
+    }
+  }
+  if (!base || !IsSameWorld(base->shape, job_->shape())) return;
+  const bool same =
+      restored && restored->attempt == base->save.attempt && restored->nth == base->save.nth;
+  if (same || (restored && PositionOf(*restored) >= Position{base->attempt, 0})) return;
+  if (IsGivenUp(base->save.step) || disturbances_ > 0 || disturbed_at_ >= started_at_) return;
+  if (!IsAvailable(base->record, std::nullopt, nullptr)) return;
+  world_->Fail(fmt::format("attempt {} goes on from {}, of a branch that attempt {} left for {}",
+                           attempt, restored ? restored->ToString() : "nothing", base->attempt,
+                           base->save.ToString()));
+}
 
 std::optional<SaveId> Ledger::SaveOf(const control::GenerationRecord& record) {
   const GenerationId id = GenerationIdOf(record);
@@ -321,7 +343,8 @@ void Ledger::OnGone(const Blake3& digest) {
   if (!floor_ || !IsOfFloor(digest)) return;
   // An attempt that isn't released yet may have given it up: that is judged at the release.
   const bool judged_later =
-      !job_->training() && (IsGivenUp() || disturbances_ > 0 || disturbed_at_ >= started_at_);
+      !job_->training() &&
+      (IsGivenUp(floor_->save.step) || disturbances_ > 0 || disturbed_at_ >= started_at_);
   if (!judged_later) CheckFloor("a copy is deleted");
 }
 

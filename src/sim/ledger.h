@@ -4,6 +4,7 @@
 // check:
 //   * a restore doesn't go back behind the newest committed generation, the *floor*;
 //   * as long as the schedule leaves each of its shards one good copy, the agents do, too;
+//   * nor to a branch that was abandoned by a restore;
 //   * a commit is recorded only when all copies that its placement demands are there;
 //   * a mount holds no more than the table of docs/ARCHITECTURE.md, "Memory", allows;
 //   * in the end every shard has its copies, and nothing else is left in the stores.
@@ -49,6 +50,14 @@ class Ledger {
   // Something is going on that may make a restore fall back: errors, full or damaged stores, cuts.
   void Disturb() { disturbed_at_ = world_->now(); }
   void BeginDisturbance() { ++disturbances_; }
+  // Cuts: where people decide nothing is given up for them.
+  void BeginPartition() {
+    if (!people_decide_) BeginDisturbance();
+  }
+  void EndPartition() {
+    if (!people_decide_) EndDisturbance();
+  }
+  void set_people_decide(bool decide) { people_decide_ = decide; }
   void EndDisturbance() {
     --disturbances_;
     Disturb();
@@ -118,7 +127,8 @@ class Ledger {
   static bool Diverges(const control::GenerationRecord& record);
   bool IsAvailable(const control::GenerationRecord& record, std::optional<size_t> without_host,
                    const Blake3* without_copy) const;
-  bool IsGivenUp() const;
+  bool IsGivenUp(Step step) const;
+  void CheckBase(uint32_t attempt, const std::optional<SaveId>& restored);
   bool IsOfFloor(const Blake3& digest) const;
   // Good ones of the place, and how many there must be.
   std::pair<size_t, size_t> CopiesOf(const control::GenerationRecord& record,
@@ -140,6 +150,15 @@ class Ledger {
   std::map<std::string, GenerationId> given_up_;
   Instant started_at_{};
   int disturbances_ = 0;
+  bool people_decide_ = false;
+  // What the last attempt was released from.
+  struct Base {
+    uint32_t attempt;
+    SaveId save;
+    JobShape shape;
+    control::GenerationRecord record;
+  };
+  std::optional<Base> base_;
   std::set<Blake3> damaged_;  // some copy of it
   Instant lost_at_ = Instant::min();
   std::optional<Instant> without_since_;

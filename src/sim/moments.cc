@@ -14,6 +14,19 @@ constexpr std::string_view kClient = "client/";
 
 }  // namespace
 
+void Moments::OnOpened(SimHost* host, Store& store) {
+  if (!store.unreadable().empty()) return;  // it knows that it doesn't know
+  const auto entries = host->outside().List("store/shards");
+  if (!entries.ok()) return;
+  for (const DirEntry& entry : *entries) {
+    const auto digest = ParseShardDirName(entry.name);
+    if (!digest || store.Find(*digest)) continue;
+    if (!host->outside().Stat("store/" + ShardManifestPath(*digest)).ok()) continue;
+    return world_->Fail(
+        fmt::format("n{} opens its store and overlooks shard {}", host->index(), entry.name));
+  }
+}
+
 void Moments::OnMove(SimHost* host, const FsOp& op) {
   const std::string to = JoinPath(op.base, op.to);
   if (to.starts_with(kTrash)) {

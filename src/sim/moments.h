@@ -17,6 +17,8 @@ class Moments {
   Moments(World* world, Ledger* ledger, const SimJob* job)
       : world_(world), ledger_(ledger), job_(job) {}
 
+  // A new life of an agent has looked at its store: nothing that is there may be overlooked.
+  void OnOpened(SimHost* host, Store& store);
   // Before the agent's rename happens; it may still fail.
   void OnMove(SimHost* host, const FsOp& op);
 

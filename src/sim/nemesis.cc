@@ -11,6 +11,8 @@ namespace tierkeep::sim {
 namespace {
 
 constexpr uint64_t kOperationsMax = 400;
+constexpr Duration kCut = 60s;
+constexpr Duration kLongCut = 300s;
 
 }  // namespace
 
@@ -228,7 +230,7 @@ void Nemesis::BreakConnection() {
 
 void Nemesis::Partition() {
   parts_.world->Fault("partition");
-  parts_.ledger->BeginDisturbance();
+  parts_.ledger->BeginPartition();
   std::vector<bool> side(hosts());
   for (size_t i = 0; i < hosts(); ++i) side[i] = parts_.world->prng().Chance(1, 3);
   for (size_t a = 0; a < hosts(); ++a) {
@@ -236,23 +238,23 @@ void Nemesis::Partition() {
       if (side[a] != side[b]) parts_.network->Cut(a, b);
     }
   }
-  For(1s, 60s, [this] {
-    parts_.ledger->EndDisturbance();
+  For(1s, parts_.world->prng().Chance(1, 6) ? kLongCut : kCut, [this] {
+    parts_.ledger->EndPartition();
     parts_.network->MendAll();
   });
 }
 
 void Nemesis::PartitionOneWay() {
   parts_.world->Fault("one-way partition");
-  parts_.ledger->BeginDisturbance();
+  parts_.ledger->BeginPartition();
   const size_t from = AnyHost();
   const bool all = parts_.world->prng().Chance(1, 3);
   const size_t to = AnyHost();
   for (size_t i = 0; i < hosts(); ++i) {
     if (all || i == to) parts_.network->Cut(from, i);
   }
-  For(1s, 60s, [this] {
-    parts_.ledger->EndDisturbance();
+  For(1s, parts_.world->prng().Chance(1, 6) ? kLongCut : kCut, [this] {
+    parts_.ledger->EndPartition();
     parts_.network->MendAll();
   });
 }
@@ -299,12 +301,22 @@ bool Nemesis::DamageShard(size_t i) {
 }
 
 // Nobody but its own job touches a copy that was handed out, and that one may do as it likes.
-void Nemesis::ChangeRestored() {
-  const size_t i = AnyHost();
-  if (!parts_.ledger->MayLose(i) || !parts_.job->ChangeRestored(i)) return;
+bool Nemesis::ChangeAt(size_t i) {
+  if (!parts_.ledger->MayLose(i) || !parts_.job->ChangeRestored(i)) return false;
   parts_.ledger->OnLost();
   parts_.world->Fault("restored checkpoint changed");
+  return true;
 }
+
+bool Nemesis::ChangeOne() {
+  const size_t first = AnyHost();
+  for (size_t n = 0; n < hosts(); ++n) {
+    if (ChangeAt((first + n) % hosts())) return true;
+  }
+  return false;
+}
+
+void Nemesis::ChangeRestored() { (void)ChangeAt(AnyHost()); }
 
 void Nemesis::OrderSkip() { parts_.people->SkipSomething(); }
 
@@ -358,6 +370,8 @@ void Nemesis::FileErrors() {
   parts_.world->Fault("file errors");
   parts_.ledger->BeginDisturbance();
   file_errors_ = true;
+  // So that some agent looks at its whole store meanwhile.
+  host(AnyHost()).KillAgent();
   const auto rate = static_cast<uint32_t>(1 + parts_.world->prng().Below(20'000));
   *parts_.file_rates = {rate, rate};
   For(1s, 30s, [this] {

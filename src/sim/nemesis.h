@@ -47,6 +47,8 @@ class Nemesis {
   void LoseMachine(size_t host, bool replaced);
   // One that the newest commit outlives. False: there is none.
   bool LoseOne();
+  // One job process writes into what it was restored from. False: none can.
+  bool ChangeOne();
   // One file of one shard there. False: there is none, or it would be one too many.
   bool DamageShard(size_t host);
 
@@ -81,6 +83,7 @@ class Nemesis {
   void RendezvousAway();
   void Damage();
   void ChangeRestored();
+  bool ChangeAt(size_t host);
   void OrderSkip();
   void LeaveForeignThings();
   void FillMount();

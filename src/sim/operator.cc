@@ -78,6 +78,9 @@ void SimOperator::SkipSomething() {
   if (!host.GiveOrder(order)) return;
   world_->Fault("restore order");
   ledger_->OnSkipped(record.save().step());
+  if (world_->prng().Chance(1, 3)) return;
+  world_->Fault("job restart");
+  job_->StartLater(world_->Between(1s, 20s));
 }
 
 void SimOperator::OnStarted() {

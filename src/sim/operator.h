@@ -21,7 +21,7 @@ namespace tierkeep::sim {
 
 class SimOperator {
  public:
-  SimOperator(World* world, std::vector<std::unique_ptr<SimHost>>* hosts, const SimJob* job,
+  SimOperator(World* world, std::vector<std::unique_ptr<SimHost>>* hosts, SimJob* job,
               Ledger* ledger)
       : world_(world), hosts_(*hosts), job_(job), ledger_(ledger) {}
 
@@ -39,7 +39,7 @@ class SimOperator {
 
   World* const world_;
   std::vector<std::unique_ptr<SimHost>>& hosts_;
-  const SimJob* const job_;
+  SimJob* const job_;
   Ledger* const ledger_;
   std::optional<Instant> stopped_since_;  // seen at
   Instant next_order_ = Instant::min();

@@ -24,7 +24,9 @@ struct SimClient::Writing {
   std::vector<ContentEntry> entries;
   size_t next = 0;
   bool single = false;
-  std::unique_ptr<File> held;  // a file that stays open a while after the end
+  // A file that stays open a while after the end, and gets its last bytes only then.
+  std::unique_ptr<File> held;
+  std::string held_bytes;
 };
 
 SimClient::SimClient(World* world, SimHost* host, ClientOptions options, Events events)
@@ -32,7 +34,14 @@ SimClient::SimClient(World* world, SimHost* host, ClientOptions options, Events 
 
 SimClient::~SimClient() { Kill(); }
 
-void SimClient::Kill() { process_->Kill(); }
+void SimClient::Kill() {
+  // Agents wait for whoever writes to a save; what that one leaves half done nobody can tell.
+  for (const auto& late : std::exchange(late_, {})) {
+    const auto writing = late.lock();
+    if (writing && writing->held) (void)writing->held->WriteAll(0, AsBytes(writing->held_bytes));
+  }
+  process_->Kill();
+}
 
 void SimClient::After(Duration delay, std::function<void()> work) {
   world_->After(delay * host_->speed().slow, [process = process_, work = std::move(work)] {
@@ -284,9 +293,18 @@ Status SimClient::WriteEntry(Writing& writing, const ContentEntry& entry) {
   if (entry.type == FileType::kSymlink) return volume_->MakeSymlink(entry.bytes, path);
   TK_ASSIGN_OR_RETURN(auto file, volume_->CreateFile(path, 0644));
   TK_RETURN_IF_ERROR(file->WriteAll(0, AsBytes(entry.bytes)));
-  // A thread of the job that is slow to close.
-  if (!writing.single && entry.path == "array" && world_->prng().Chance(1, 12)) {
+  if (writing.single || entry.path != "array") return OkStatus();
+  // A thread of the job that is slow to write its last bytes.
+  if (world_->prng().Chance(1, 12)) {
+    std::string unfinished = entry.bytes;
+    unfinished.back() ^= 1;
+    TK_RETURN_IF_ERROR(file->WriteAll(0, AsBytes(unfinished)));
     writing.held = std::move(file);
+    writing.held_bytes = entry.bytes;
+  } else if (!world_->HadFault("small mounts") && world_->prng().Chance(1, 20)) {
+    // Another name for the same file, as tools make them that save only what has changed.
+    (void)volume_->RemoveTree("shared-array");
+    (void)volume_->HardLink(path, "shared-array");
   }
   return OkStatus();
 }
@@ -310,7 +328,11 @@ void SimClient::EndWrite(const std::shared_ptr<Writing>& writing, const Status& 
     world_->Trace("n{} wrote {}", host(), writing->id.ToString());
   }
   if (writing->held != nullptr) {
-    After(world_->Between(1ms, 3s), [writing] { writing->held.reset(); });
+    late_.push_back(writing);
+    After(world_->Between(1ms, 3s), [writing] {
+      (void)writing->held->WriteAll(0, AsBytes(writing->held_bytes));
+      writing->held.reset();
+    });
   }
   events_.saved(writing->id.nth);
 }

@@ -88,7 +88,8 @@ class SimClient {
   State state_ = State::kOldConfig;
   Instant deadline_{};
   Instant asked_at_{};
-  std::vector<std::string> restored_;  // where its links led
+  std::vector<std::weak_ptr<Writing>> late_;  // that still have a file open
+  std::vector<std::string> restored_;         // where its links led
 };
 
 }  // namespace tierkeep::sim

@@ -10,6 +10,7 @@
 namespace tierkeep::sim {
 namespace {
 
+constexpr uint32_t kListErrors = 10;
 constexpr Duration kRestartMin = 500ms;
 constexpr Duration kRestartMax = 8s;
 
@@ -40,6 +41,7 @@ SimHost::SimHost(size_t index, const HostParts& parts, uint64_t mount_bytes_max)
   ram.bytes_max = mount_bytes_max;
   ram.device = 2 * index + 1;
   ram.immutable_flags = parts.immutable_flags;
+  ram.watch_queue_max = parts.watch_queue_max;
   ram.post = [this](std::function<void()> work) {
     world_->After(world_->Between(1us, 300us), std::move(work));
   };
@@ -102,6 +104,7 @@ Status SimHost::Start(Life& life) {
   const Logger logger = LoggerOf(life.process, "");
   TK_ASSIGN_OR_RETURN(life.store, Store::Open(std::shared_ptr<Dir>(std::move(mount)), {},
                                               life.random.get(), logger));
+  if (life.process->alive()) parts_.on_opened(index_, *life.store);
   life.stager =
       std::make_unique<Stager>(life.store.get(), nullptr, &clock_, StageOptions{}, logger);
   life.volume = std::make_unique<Volume>(life.store.get(), logger);
@@ -245,7 +248,8 @@ int SimHost::BeforeCall(SimProcess* process, const FsOp& op) {
 
 int SimHost::InjectedError(const FsOp& op) {
   const bool changes = Changes(op.call);
-  const uint32_t rate = changes ? parts_.file_rates->write_errors : parts_.file_rates->read_errors;
+  uint32_t rate = changes ? parts_.file_rates->write_errors : parts_.file_rates->read_errors;
+  if (op.call == FsCall::kList) rate *= kListErrors;  // there are so few of them
   if (rate == 0 || !world_->Chance(rate)) return 0;
   world_->Fault(changes ? "write error" : "read error");
   world_->Trace("n{} error in {}", index_, op.ToString());

@@ -34,13 +34,16 @@ struct HostParts {
   SimRendezvous* rendezvous;
   const DataRates* data_rates;
   const FileRates* file_rates;
-  bool immutable_flags;  // of the mounts
+  bool immutable_flags;    // of the mounts
+  size_t watch_queue_max;  // SimFsOptions::watch_queue_max of the mounts
   RestorePolicy restore;
   uint32_t whole_view_max;  // CoordinatorOptions::whole_view_max
   // Another host's data port.
   std::function<DataServerView(const HostPort&)> server_at;
   // A rename that an agent is about to make.
   std::function<void(size_t host, const FsOp& op)> on_move;
+  // A life begins with what it found in its store.
+  std::function<void(size_t host, Store& store)> on_opened;
   // Every line that an agent logs.
   std::function<void(size_t host, Severity severity, std::string_view text)> on_log;
 };

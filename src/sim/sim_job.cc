@@ -191,11 +191,11 @@ void SimJob::PlanSave() {
   });
 }
 
-void SimJob::SaveNow() {
+void SimJob::SaveNow(bool new_step) {
   if (!training_ || !save_complete_) return;
   ++nth_;
   // The same step once more, as a client does that saves at the end of its work: the same state.
-  if (nth_ == 1 || !world_->prng().Chance(1, 12)) {
+  if (nth_ == 1 || new_step || !world_->prng().Chance(1, 12)) {
     step_ += 1 + world_->prng().Below(10);
     save_id_ = nth_;
   }

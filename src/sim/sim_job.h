@@ -75,8 +75,8 @@ class SimJob {
   }
   const std::string& last_failure() const { return last_failure_; }
   ContentOptions content() const;
-  // A save of all ranks now.
-  void SaveNow();
+  // A save of all ranks now; `new_step`: certainly not of the last one once more.
+  void SaveNow(bool new_step = false);
 
  private:
   std::string ConfigOf(Rank rank) const;

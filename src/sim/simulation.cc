@@ -14,6 +14,10 @@ constexpr Duration kConvergeMax = 1300s;
 constexpr int kStartsMax = 2;
 // In the end: for copies that are made and deleted at leisure.
 constexpr Duration kSettle = 60s;
+constexpr Duration kLastSaveAfter = 10s;
+// Changes in the volume that an agent doesn't get to at once.
+constexpr size_t kWatchQueue = 16384;
+constexpr size_t kShortWatchQueue = 2;
 constexpr Duration kSettleEvery = 2s;
 constexpr Duration kMemoryEvery = 500ms;
 constexpr Duration kLookEvery = 200ms;
@@ -61,6 +65,7 @@ void Simulation::ChooseShape(uint32_t nodes) {
   shape_.diverging = shape_.replicas > 1 && mount_tenths_ == 0 && prng.Chance(1, 2);
   host_parts_.immutable_flags = !prng.Chance(1, 4);
   people_decide_ = prng.Chance(1, 2);
+  host_parts_.watch_queue_max = prng.Chance(1, 3) ? kShortWatchQueue : kWatchQueue;
 }
 
 // docs/ARCHITECTURE.md, "Memory": committed, and the next one written and replicated.
@@ -105,6 +110,9 @@ void Simulation::MakeHosts() {
   host_parts_.on_move = [this](size_t host, const FsOp& op) {
     moments_->OnMove(hosts_[host].get(), op);
   };
+  host_parts_.on_opened = [this](size_t host, Store& store) {
+    moments_->OnOpened(hosts_[host].get(), store);
+  };
   host_parts_.on_log = [this](size_t host, Severity severity, std::string_view text) {
     OnLog(host, severity, text);
   };
@@ -132,6 +140,7 @@ void Simulation::Start() {
       std::make_unique<SimJob>(&world_, &hosts_, shape_, rhythm_, options_.seed, std::move(events));
   ledger_->set_job(job_.get());
   moments_ = std::make_unique<Moments>(&world_, ledger_.get(), job_.get());
+  ledger_->set_people_decide(people_decide_);
   people_ = std::make_unique<SimOperator>(&world_, &hosts_, job_.get(), ledger_.get());
   nemesis_ = std::make_unique<Nemesis>(
       NemesisParts{&world_, &hosts_, network_, rendezvous_.get(), &data_rates_, &file_rates_,
@@ -222,6 +231,9 @@ void Simulation::Converge() {
   }
   if (!RestartUntilCommitted(kConvergeMax)) return;
   job_->set_saving(false);
+  // What some node skipped, since a client overwrote it with the same step again, goes with this.
+  if (!RunFor(kLastSaveAfter)) return;
+  job_->SaveNow(/*new_step=*/true);
   if (!RunFor(kSettle) || !RunUntilCommitted(1, kConvergeMax)) return;
   ledger_->CheckAllInPlace();
   if (!world_.failed()) RebuildOne();
@@ -231,6 +243,16 @@ void Simulation::Converge() {
 // its copies back.
 void Simulation::RebuildOne() {
   if (!nemesis_->LoseOne()) return;
+  RestartInPlace("after a loss");
+  // What is handed out now may be written into: a copy that isn't to be trusted is none, least of
+  // all of another rank's host.
+  if (world_.failed() || !ranks_move_ || !nemesis_->ChangeOne()) return;
+  job_->ShuffleRanks();
+  world_.Fault("ranks moved");
+  RestartInPlace("after a change");
+}
+
+void Simulation::RestartInPlace(const char* when) {
   job_->StartLater(1ms);
   if (!RunFor(1s)) return;
   Instant next_look = world_.now();
@@ -242,7 +264,7 @@ void Simulation::RebuildOne() {
     return missing.empty();
   });
   if (!missing.empty() && !world_.failed()) {
-    world_.Fail(fmt::format("after a loss without further saves {}: {}", missing, States()));
+    world_.Fail(fmt::format("{}, without further saves, {}: {}", when, missing, States()));
   }
 }
 

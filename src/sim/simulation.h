@@ -72,6 +72,7 @@ class Simulation {
     shape_ = shape;
     spares_ = spares;
     host_parts_.immutable_flags = true;
+    host_parts_.watch_queue_max = 16384;
     people_decide_ = false;
   }
 
@@ -83,6 +84,7 @@ class Simulation {
   void OnLog(size_t host, Severity severity, std::string_view text);
   void Converge();
   void RebuildOne();
+  void RestartInPlace(const char* when);
   bool TryUntilCommitted(uint32_t saves, Duration limit);
   void WatchMemory();
   std::string States();
