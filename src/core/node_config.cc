@@ -36,6 +36,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
     if (!committed_ || GenerationIdOf(*committed_) < GenerationIdOf(record)) committed_ = record;
   }
   if (!config_) {
+    // Between two attempts: the next one takes up what was taken and not hashed.
+    taken_over_ = e.staged;
     StartHolding();
     return;
   }
