@@ -52,6 +52,9 @@ void Moments::OnLink(SimHost* host, const std::string& name) {
   if (!asked || ledger_->DamagedSince(host->index(), client->asked_at())) return;
   const auto target = host->outside().ReadLink(name);
   if (!target.ok()) return;  // "no checkpoint", or gone again
+  // A client looks when its yaml is gone: until then these may be the attempt's before it, placed
+  // once more by an agent that was restarted.
+  if (host->outside().Stat("client/replicator.yaml").ok()) return;
   const auto id = IdentifyContent(host->outside(), std::string(kClient) + *target, job_->content());
   world_->Count("links looked at when they appeared");
   if (id.ok()) return;

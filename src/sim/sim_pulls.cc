@@ -220,6 +220,8 @@ class SimPull : public std::enable_shared_from_this<SimPull> {
       Abort(written.error());
       return written;
     }
+    // The host may have died, or the pull been ended, within that very call.
+    if (!worker.busy) return Error(Code::kCancelled, "the pull has ended");
     ++worker.next;
     plan_.ChunkDone(worker.request.id, parts_.clock->Now());
     return OkStatus();
