@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -32,6 +33,18 @@ class NodePull : public testing::Test {
     config.peers_per_node = 1;
     Step(NodeEvent::ConfigSeen{"yaml", "file", Result<ParsedConfig>(ParsedConfig{config, {}})});
     Step(NodeEvent::VolumeCleaned{});
+    Connect();
+    control::Envelope message;
+    message.mutable_restore()->mutable_choice()->set_decision(1);
+    message.mutable_restore()->mutable_choice()->set_none(true);
+    Say(std::exchange(message, {}));
+    message.mutable_release()->set_decision(1);
+    Say(std::move(message));
+    Keep(1);
+    ASSERT_TRUE(pull_.has_value());
+  }
+
+  void Connect(bool continued = false) {
     control::RendezvousRecord record;
     record.set_job("job");
     record.mutable_coordinator()->set_host("n0");
@@ -40,14 +53,8 @@ class NodePull : public testing::Test {
     control::Envelope message;
     *message.mutable_run_start()->mutable_run() = ToProto(kRun);
     message.mutable_run_start()->set_epoch(kEpoch);
-    Say(std::exchange(message, {}));
-    message.mutable_restore()->mutable_choice()->set_decision(1);
-    message.mutable_restore()->mutable_choice()->set_none(true);
-    Say(std::exchange(message, {}));
-    message.mutable_release()->set_decision(1);
+    message.mutable_run_start()->set_continued(continued);
     Say(std::move(message));
-    Keep(1);
-    ASSERT_TRUE(pull_.has_value());
   }
 
   void Say(control::Envelope message) {
@@ -59,13 +66,19 @@ class NodePull : public testing::Test {
   }
 
   void Keep(uint64_t order) {
+    SayKeep(order);
+    SeeMemory();
+  }
+
+  void SeeMemory() { Step(NodeEvent::MemorySeen{{.total_bytes = 1 << 30, .free_bytes = 1 << 30}}); }
+
+  void SayKeep(uint64_t order) {
     control::Envelope message;
     message.mutable_keep()->set_order(order);
     auto* wanted = message.mutable_keep()->add_wanted();
     *wanted->mutable_shard() = shard_;
     wanted->add_nodes("n0");
     Say(std::move(message));
-    Step(NodeEvent::MemorySeen{{.total_bytes = 1 << 30, .free_bytes = 1 << 30}});
   }
 
   void Drop() {
@@ -80,19 +93,25 @@ class NodePull : public testing::Test {
 
   void Step(const NodeEvent::Any& event) {
     deletes_ = 0;
+    asked_for_room_ = false;
+    timers_.clear();
     for (const auto& action : machine_.Step(Instant(1000s), event)) {
       if (const auto* pull = std::get_if<NodeAction::Pull>(&action)) pull_ = pull->task;
+      if (const auto* set = std::get_if<NodeAction::SetTimer>(&action)) timers_.insert(set->timer);
+      if (std::holds_alternative<NodeAction::ReadMemory>(action)) asked_for_room_ = true;
       const auto* gone = std::get_if<NodeAction::DeleteShards>(&action);
       if (gone == nullptr) continue;
       deletes_ += std::count(gone->digests.begin(), gone->digests.end(), DigestOf(shard_));
     }
   }
 
-  const control::ShardInfo shard_ = MakeShard({.save = kSave, .world = kWorld});
+  control::ShardInfo shard_ = MakeShard({.save = kSave, .world = kWorld});
   NodeMachine machine_{
       {.node_name = "n1", .agent = TestId(1), .boot = TestId(2), .data_host = "n1"}};
-  std::optional<TaskId> pull_;  // the last one
-  int64_t deletes_ = 0;         // of the shard, by the last event
+  std::optional<TaskId> pull_;   // the last one
+  int64_t deletes_ = 0;          // of the shard, by the last event
+  std::set<TimerId> timers_;     // set by the last event
+  bool asked_for_room_ = false;  // by the last event
 };
 
 // The deletion found nothing yet: left behind, the copy would stay for good.
@@ -112,6 +131,24 @@ TEST_F(NodePull, ADroppedPullIsNotDeletedOnceItsShardIsWantedAgain) {
   EXPECT_EQ(deletes_, 0);
   Pulled(*pull_);
   EXPECT_EQ(deletes_, 0);
+}
+
+// A copy that waits for room outlives the connection over which it was asked for, but nobody looks
+// for room without an order.
+TEST_F(NodePull, ACopyThatWaitsIsLookedAtAgainWhenItIsAskedForOverANewConnection) {
+  Pulled(*pull_);
+  shard_ = MakeShard({.save = {kRun, 20, 1}, .ordinal = 2, .world = kWorld});
+  pull_.reset();
+  SayKeep(2);
+  Step(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, "gone")});
+  for (const TimerId timer : std::set(timers_)) Step(NodeEvent::TimerFired{timer});
+  SeeMemory();
+  ASSERT_FALSE(pull_.has_value()) << "nobody wants it now";
+  Connect(/*continued=*/true);
+  SayKeep(1);
+  ASSERT_TRUE(asked_for_room_);
+  SeeMemory();
+  EXPECT_TRUE(pull_.has_value());
 }
 
 }  // namespace

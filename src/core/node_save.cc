@@ -228,8 +228,14 @@ void NodeMachine::Impl::StartFetch(const control::SourceList& wanted, NodeAction
   const Blake3 digest = DigestOf(wanted.shard());
   const auto [it, added] = fetches_.emplace(digest, Fetch{wanted, 0, false, false, "", why});
   if (!added) {
+    if (!it->second.waiting) return;
+    if (why != NodeAction::Pull::Why::kRestore) {
+      // The order that it waited for may have gone with an earlier connection, and with it
+      // whatever would look again.
+      AskForRoom();
+      return;
+    }
     // A restore waits for nothing.
-    if (why != NodeAction::Pull::Why::kRestore || !it->second.waiting) return;
     it->second.why = why;
     BeginPull(&it->second, digest);
     return;
