@@ -28,9 +28,8 @@ bool NodeMachine::Impl::IsOvertaken(const control::ShardInfo& shard) const {
   const RunId run = FromProto(state_.run());
   if (!committed_ || FromProto(committed_->save().run()) != run) return false;
   if (FromProto(shard.save().run()) != run) return true;
-  const uint32_t workers = committed_->world().workers_per_node();
-  const auto index = static_cast<int>(shard.rank() * workers + shard.worker());
-  return index < committed_->shards_size() && shard.ordinal() < committed_->shards(index).ordinal();
+  const control::ShardInfo* entry = EntryOf(*committed_, shard.rank(), shard.worker());
+  return entry != nullptr && shard.ordinal() < entry->ordinal();
 }
 
 std::vector<Blake3> NodeMachine::Impl::Outdated(const control::Commit& m) const {

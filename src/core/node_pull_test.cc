@@ -10,6 +10,7 @@
 #include "core/core_testutil.h"
 #include "core/holdings.h"
 #include "core/node.h"
+#include "format/generation_record.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -149,6 +150,27 @@ TEST_F(NodePull, ACopyThatWaitsIsLookedAtAgainWhenItIsAskedForOverANewConnection
   ASSERT_TRUE(asked_for_room_);
   SeeMemory();
   EXPECT_TRUE(pull_.has_value());
+}
+
+// Of a large job the node records a part: the one entry that it knows is not the other rank's,
+// whose ordinals are its own.
+TEST_F(NodePull, APartOfACommitTellsNothingOfOtherRanks) {
+  Pulled(*pull_);
+  control::GenerationRecord record;
+  record.set_job("job");
+  *record.mutable_save() = ToProto(kSave);
+  record.set_save_number(1);
+  *record.mutable_world() = ToProto(kWorld);
+  record.set_committed(true);
+  *record.add_shards() = shard_;
+  *record.add_shards() = MakeShard({.save = kSave, .rank = 1, .ordinal = 50, .world = kWorld});
+  control::Envelope message;
+  *message.mutable_commit()->mutable_generation() = RecordCutter(record).Part({1});
+  message.mutable_commit()->add_keep(shard_.digest());
+  Say(std::move(message));
+  shard_ = MakeShard({.save = {kRun, 20, 1}, .ordinal = 2, .world = kWorld});
+  SayKeep(2);
+  EXPECT_TRUE(asked_for_room_);
 }
 
 }  // namespace
