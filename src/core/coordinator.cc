@@ -17,18 +17,6 @@ constexpr int kRanksToldMax = 256;
 constexpr int kProblemsToldMax = 64;
 constexpr Duration kStatusPausePerMember = 100us;
 
-control::GenerationRecord WithoutShards(const control::GenerationRecord& record) {
-  control::GenerationRecord header;
-  header.set_job(record.job());
-  *header.mutable_save() = record.save();
-  header.set_save_number(record.save_number());
-  *header.mutable_world() = record.world();
-  header.set_committed(record.committed());
-  if (record.has_parent_run()) *header.mutable_parent_run() = record.parent_run();
-  header.set_parent_save_number(record.parent_save_number());
-  return header;
-}
-
 }  // namespace
 
 CoordinatorMachine::CoordinatorMachine(CoordinatorOptions options)

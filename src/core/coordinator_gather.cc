@@ -78,10 +78,14 @@ void CoordinatorMachine::Impl::AddHolder(Peer peer) {
   const auto member = members_.ByNode(peer.node());
   if (member != members_.end() && member->second.connected) return;
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
-  const std::string node = peer.node();
-  const Peer& holder = holders_.Put(node, std::move(peer));
+  const Peer& holder = Hold(std::move(peer));
   if (state_ == State::kRestoring || state_ == State::kRunning) TellMembers(&holder);
   if (waiting_for_holders_) Decide();
+}
+
+CoordinatorMachine::Impl::Peer& CoordinatorMachine::Impl::Hold(Peer peer) {
+  const std::string node = peer.node();
+  return holders_.Put(node, std::move(peer));
 }
 
 // Removes what an agent said earlier, but not over connection `except`.
@@ -201,9 +205,7 @@ void CoordinatorMachine::Impl::GatherJoin(Peer peer) {
     }
     SendRunEnded(it->second.connection, it->second.in_run(), "the job starts again");
     const auto next = std::next(it);
-    Peer resumed = resumed_.Take(it);
-    const std::string node = resumed.node();
-    holders_.Put(node, std::move(resumed));
+    Hold(resumed_.Take(it));
     it = next;
   }
   const Rank rank = peer.rank();
@@ -230,13 +232,11 @@ void CoordinatorMachine::Impl::GatherResumed(Peer peer) {
   while (known < peer.in_run().sequence && !resumed_.empty()) {
     Peer older = resumed_.Take(resumed_.begin());
     SendRunEnded(older.connection, older.in_run(), "a newer run of the job goes on");
-    const std::string node = older.node();
-    holders_.Put(node, std::move(older));
+    Hold(std::move(older));
   }
   if (run_is_over) {
     SendRunEnded(peer.connection, peer.in_run(), "the job starts again");
-    const std::string node = peer.node();
-    holders_.Put(node, std::move(peer));
+    Hold(std::move(peer));
     return;
   }
   const Rank rank = peer.rank();
@@ -360,8 +360,7 @@ void CoordinatorMachine::Impl::StartRun() {
   // Agents of the run before that aren't part of this one serve as holders from now on.
   for (auto& [rank, peer] : resumed_) {
     SendRunEnded(peer.connection, peer.in_run(), "the job has started again without this node");
-    const std::string node = peer.node();
-    holders_.Put(node, std::move(peer));
+    Hold(std::move(peer));
   }
   resumed_.clear();
   matcher_.emplace(settings_.world().nodes(), options_.timings.overtaken_max);
@@ -483,8 +482,7 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
       continue;
     }
     SendRunEnded(peer.connection, run_, reason);
-    const std::string node = peer.node();
-    holders_.Put(node, std::move(peer));
+    Hold(std::move(peer));
   }
   members_.clear();
   state_ = State::kGathering;

@@ -153,6 +153,7 @@ class CoordinatorMachine::Impl {
   void HandleJoin(ConnectionId from, const control::Join& join);
   void Admit(Peer peer);
   void AddHolder(Peer peer);
+  Peer& Hold(Peer peer);  // among the holders, and no more
   void GatherJoin(Peer peer);
   void GatherResumed(Peer peer);
   void RunJoin(Peer peer);
@@ -180,6 +181,7 @@ class CoordinatorMachine::Impl {
 
   // -- coordinator_view.cc
   bool WholeView() const;
+  bool IsMember(const Peer& peer) const;  // this very one, of this run
   void LayOutNeighbours();
   std::set<Rank> NeighboursOf(Rank rank) const;
   std::set<uint32_t> SlotsOfView(const control::GenerationRecord& record, Rank rank) const;

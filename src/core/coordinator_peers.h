@@ -87,19 +87,16 @@ class PeerTable {
   }
 
   // The one that came last, where two go by one name. end() if there is none.
-  iterator ByConnection(ConnectionId connection) { return By(by_connection_, connection); }
-  iterator ByAgent(const std::string& agent) { return By(by_agent_, agent); }
-  iterator ByNode(const std::string& node) { return By(by_node_, node); }
-  const_iterator ByNode(const std::string& node) const {
-    const auto found = by_node_.find(node);
-    return found == by_node_.end() ? peers_.end() : peers_.find(found->second);
-  }
+  iterator ByConnection(ConnectionId connection) { return By(peers_, by_connection_, connection); }
+  iterator ByAgent(const std::string& agent) { return By(peers_, by_agent_, agent); }
+  iterator ByNode(const std::string& node) { return By(peers_, by_node_, node); }
+  const_iterator ByNode(const std::string& node) const { return By(peers_, by_node_, node); }
 
  private:
-  template <typename Index, typename Name>
-  iterator By(const Index& index, const Name& name) {
+  template <typename Peers, typename Index, typename Name>
+  static auto By(Peers& peers, const Index& index, const Name& name) {
     const auto found = index.find(name);
-    return found == index.end() ? peers_.end() : peers_.find(found->second);
+    return found == index.end() ? peers.end() : peers.find(found->second);
   }
   void Forget(const Key& key, const CoordinatorPeer& peer) {
     Forget(&by_connection_, peer.connection, key);

@@ -13,18 +13,8 @@ namespace tierkeep {
 namespace {
 
 control::Envelope JoinOf(uint64_t agent, Rank rank, const RunId& run, bool released) {
-  JobConfig config;
-  config.job = "job";
-  config.rank = rank;
-  config.world = {Framework::kPytorchDistributed, 2, 1, 0};
-  control::Envelope message;
-  message.set_job("job");
-  message.set_sender("n" + std::to_string(agent));
+  control::Envelope message = MakeJoin(agent, rank, /*nodes=*/2);
   control::Join& join = *message.mutable_join();
-  *join.mutable_attempt() = ToProto(AttemptId{TestId(agent), TestId(100 + agent), 1});
-  join.set_node(message.sender());
-  join.set_rank(rank);
-  *join.mutable_settings() = SettingsOf(config);
   *join.mutable_in_run() = ToProto(run);
   join.set_released(released);
   if (released) {

@@ -28,26 +28,10 @@ class Strangers : public testing::Test {
   };
   void Come(Set set) {
     for (Rank rank = 0; rank < kNodes; ++rank) {
-      control::Envelope message = Join(set.first + rank, rank);
+      control::Envelope message = MakeJoin(set.first + rank, rank, kNodes);
       message.mutable_join()->set_attempt_age_ms(static_cast<uint64_t>(set.age.count()));
       Step(CoordinatorEvent::Received{set.first + rank, std::move(message)});
     }
-  }
-
-  static control::Envelope Join(ConnectionId agent, Rank rank) {
-    JobConfig config;
-    config.job = "job";
-    config.rank = rank;
-    config.world = {Framework::kPytorchDistributed, kNodes, 1, 0};
-    control::Envelope message;
-    message.set_job("job");
-    message.set_sender("n" + std::to_string(agent));
-    control::Join& join = *message.mutable_join();
-    *join.mutable_attempt() = ToProto(AttemptId{TestId(agent), TestId(100 + agent), 1});
-    join.set_node(message.sender());
-    join.set_rank(rank);
-    *join.mutable_settings() = SettingsOf(config);
-    return message;
   }
 
   void Step(const CoordinatorEvent::Any& event) {
@@ -62,7 +46,7 @@ class Strangers : public testing::Test {
     }
   }
 
-  const CoordinatorOptions options_{.settings = Join(1, 0).join().settings(),
+  const CoordinatorOptions options_{.settings = MakeJoin(1, 0, kNodes).join().settings(),
                                     .node_name = "n1",
                                     .control_host = "n1",
                                     .control_port = 1,
@@ -97,7 +81,7 @@ TEST_F(Strangers, OfTwoRunsTheNewerOneGoesOnAfterARestart) {
   Step(CoordinatorEvent::Started{WallTime(1s)});
   Step(CoordinatorEvent::RendezvousRead{std::nullopt, ""});
   const auto resume = [this](ConnectionId agent, Rank rank, uint64_t run) {
-    control::Envelope message = Join(agent, rank);
+    control::Envelope message = MakeJoin(agent, rank, kNodes);
     *message.mutable_join()->mutable_in_run() = ToProto(TestRun(run));
     message.mutable_join()->set_released(run == 7);
     Step(CoordinatorEvent::Received{agent, std::move(message)});

@@ -37,6 +37,11 @@ bool CoordinatorMachine::Impl::WholeView() const {
   return world.nodes() * world.workers_per_node() <= options_.whole_view_max;
 }
 
+bool CoordinatorMachine::Impl::IsMember(const Peer& peer) const {
+  const auto member = members_.find(peer.rank());
+  return member != members_.end() && &member->second == &peer;
+}
+
 // Once a run: what was told stays true when placement is given up for lack of memory.
 void CoordinatorMachine::Impl::LayOutNeighbours() {
   linked_.clear();
@@ -88,8 +93,7 @@ void CoordinatorMachine::Impl::SendRunStart(const Peer& peer, bool continued) {
   *start->mutable_settings() = settings_;
   start->set_continued(continued);
   if (!WholeView()) {
-    const auto member = members_.find(peer.rank());
-    if (member != members_.end() && &member->second == &peer) {
+    if (IsMember(peer)) {
       Describe(peer, false, start->add_members());
       for (const Rank rank : NeighboursOf(peer.rank())) {
         Describe(members_.at(rank), false, start->add_members());
@@ -162,18 +166,13 @@ void CoordinatorMachine::Impl::AddSources(control::SourceList* wanted,
 // ---- the restored generation -----------------------------------------------------------------
 
 void CoordinatorMachine::Impl::SetChoice(control::RestoreChoice choice) {
-  choice_ = std::move(choice);
   choice_cutter_.reset();
-  choice_head_.Clear();
-  if (choice_->none()) {
-    choice_head_ = *choice_;
-    return;
-  }
-  choice_head_.set_decision(choice_->decision());
-  choice_head_.set_reason(choice_->reason());
-  *choice_head_.mutable_orders() = choice_->orders();
-  choice_head_.set_restores(choice_->restores());
-  choice_head_.set_suspect(choice_->suspect());
+  control::GenerationRecord generation = std::move(*choice.mutable_generation());
+  choice.clear_generation();
+  choice_head_ = choice;
+  choice_ = std::move(choice);
+  if (choice_->none()) return;
+  *choice_->mutable_generation() = std::move(generation);
   choice_cutter_.emplace(choice_->generation());
 }
 
@@ -268,8 +267,7 @@ void CoordinatorMachine::Impl::AddCommitted(control::Commit* commit, const Peer&
     return;
   }
   std::set<uint32_t> slots;
-  const auto member = members_.find(peer.rank());
-  if (member != members_.end() && &member->second == &peer) {
+  if (IsMember(peer)) {
     slots = SlotsOfView(*committed_, peer.rank());
     // It judges by their entries which copies of this run are older.
     holdings_.ForEachCopy(peer.node(), [&](const control::ShardInfo& shard) {

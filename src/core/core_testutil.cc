@@ -31,4 +31,20 @@ control::ShardInfo MakeShard(const TestShard& shard, const std::string& job) {
   return ToProto(summary);
 }
 
+control::Envelope MakeJoin(uint64_t agent, Rank rank, uint32_t nodes) {
+  JobConfig config;
+  config.job = "job";
+  config.rank = rank;
+  config.world = {Framework::kPytorchDistributed, nodes, 1, 0};
+  control::Envelope message;
+  message.set_job("job");
+  message.set_sender("n" + std::to_string(agent));
+  control::Join& join = *message.mutable_join();
+  *join.mutable_attempt() = ToProto(AttemptId{TestId(agent), TestId(100 + agent), 1});
+  join.set_node(message.sender());
+  join.set_rank(rank);
+  *join.mutable_settings() = SettingsOf(config);
+  return message;
+}
+
 }  // namespace tierkeep

@@ -25,4 +25,7 @@ struct TestShard {
 };
 control::ShardInfo MakeShard(const TestShard& shard, const std::string& job = "job");
 
+// The join of node "n<agent>" to "job", of framework pytorch.distributed with so many nodes.
+control::Envelope MakeJoin(uint64_t agent, Rank rank, uint32_t nodes);
+
 }  // namespace tierkeep

@@ -169,18 +169,12 @@ class Chooser {
     }
     if (!filled.problem.empty()) answer_.problems.push_back(filled.problem);
     if (candidate.record) {
-      answer_.generation = *candidate.record;
+      answer_.generation = WithoutShards(*candidate.record);
     } else {
       answer_.generation.set_job(question_.job);
       *answer_.generation.mutable_save() = ToProto(candidate.save);
       *answer_.generation.mutable_world() = ToProto(question_.world);
     }
-    answer_.generation.clear_shards();
-    answer_.generation.clear_slots();
-    answer_.generation.clear_whole();
-    answer_.generation.clear_equal();
-    answer_.generation.clear_stand_ins();
-    answer_.generation.clear_ordinal();
     for (auto& shard : filled.shards) *answer_.generation.add_shards() = std::move(shard);
     return true;
   }

@@ -44,8 +44,8 @@ struct CoreTimings {
   // One restore decision's transfers: then the slow node counts as failed for that decision.
   Duration prepare_deadline = 600s;
   Duration keep_deadline = 600s;
-  Duration overtaken_max =
-      5s;  // newer saves may replace uncommitted ones: then one is seen through
+  // For so long may newer saves replace uncommitted ones: then one is seen through.
+  Duration overtaken_max = 5s;
   Duration compare_deadline = 60s;  // what differs between replicas: then it stays unknown
   Duration commit_deadline = 60s;   // a member that doesn't record a commit: said, asked again
   Duration retry_pause = 2s;        // after a failed replication of the newest save

@@ -32,14 +32,7 @@ bool ReplicasAreEqual(const control::GenerationRecord& whole) {
 }
 
 control::GenerationRecord HeaderOf(const control::GenerationRecord& record) {
-  control::GenerationRecord header;
-  header.set_job(record.job());
-  *header.mutable_save() = record.save();
-  header.set_save_number(record.save_number());
-  *header.mutable_world() = record.world();
-  header.set_committed(record.committed());
-  if (record.has_parent_run()) *header.mutable_parent_run() = record.parent_run();
-  header.set_parent_save_number(record.parent_save_number());
+  control::GenerationRecord header = WithoutShards(record);
   header.set_whole(record.whole());
   header.set_equal(record.equal());
   header.set_stand_ins(record.stand_ins());
@@ -97,6 +90,18 @@ uint32_t SlotOf(const control::GenerationRecord& record, Rank rank, Worker worke
 }
 
 bool IsWhole(const control::GenerationRecord& record) { return record.whole().empty(); }
+
+control::GenerationRecord WithoutShards(const control::GenerationRecord& record) {
+  control::GenerationRecord header;
+  header.set_job(record.job());
+  *header.mutable_save() = record.save();
+  header.set_save_number(record.save_number());
+  *header.mutable_world() = record.world();
+  header.set_committed(record.committed());
+  if (record.has_parent_run()) *header.mutable_parent_run() = record.parent_run();
+  header.set_parent_save_number(record.parent_save_number());
+  return header;
+}
 
 uint32_t SlotAt(const control::GenerationRecord& record, int index) {
   return IsWhole(record) ? static_cast<uint32_t>(index) : record.slots(index);

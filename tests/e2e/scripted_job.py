@@ -9,6 +9,7 @@ import os
 import random
 import re
 
+import proxy
 from tierkeep_demo import volume as volume_lib
 
 MIB = 1 << 20
@@ -260,3 +261,18 @@ def wait_marked(job, node, times=1):
             return f.read().count(node.name.encode()) >= times
 
     job.cluster.wait_for(named, 20, f"the record to name {node.name}")
+
+
+@contextlib.contextmanager
+def job_behind_proxy(make_cluster, seed, megabytes, settings=None):
+    """A running job of two nodes that has committed step 1; what node 0 sends passes a proxy. Gives
+    the job and the node's proxies."""
+    cluster = make_cluster(2, settings, start=False)
+    owner = cluster.nodes[0]
+    proxy.put_behind_proxy(owner)
+    cluster.start()
+    with proxy.Proxies(owner) as between:
+        job = Job(cluster, seed, megabytes=megabytes)
+        assert job.start() is None
+        job.save(1)
+        yield job, between

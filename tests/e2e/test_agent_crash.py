@@ -50,14 +50,8 @@ def test_b9_killed_while_idle(make_cluster, seed, victims):
 @pytest.mark.parametrize("victims", BOTH, ids=str)
 def test_killed_while_a_save_is_replicated(make_cluster, seed, victims):
     """Rank 0's data is held on its way, after a seeded count of bytes, when the kill comes."""
-    cluster = make_cluster(2, start=False)
-    owner = cluster.nodes[0]
-    proxy.put_behind_proxy(owner)
-    cluster.start()
-    with proxy.Proxies(owner) as between:
-        job = Job(cluster, seed, megabytes=24)
-        assert job.start() is None
-        job.save(1)
+    with scripted_job.job_behind_proxy(make_cluster, seed, megabytes=24) as (job, between):
+        cluster = job.cluster
         after = random.Random(seed).randrange(20_000, 23 * MIB)
         print("held after", after)
         between.data.hold(after)
@@ -68,7 +62,7 @@ def test_killed_while_a_save_is_replicated(make_cluster, seed, victims):
         for node in nodes:
             node.kill()
         between.data.release()
-        proxy.put_before_proxy(owner)
+        proxy.put_before_proxy(cluster.nodes[0])
         restart_agents(nodes)
         job.committed(2)
         scripted_job.check_copies(job, 2, nodes_each=2)

@@ -123,14 +123,7 @@ def test_every_copy_of_a_shard_is_bad(make_cluster, seed, agent):
 
 @pytest.mark.parametrize("what", ["manifest", "data"])
 def test_in_flight_while_a_save_is_replicated(make_cluster, seed, what):
-    cluster = make_cluster(2, start=False)
-    owner = cluster.nodes[0]
-    proxy.put_behind_proxy(owner)
-    cluster.start()
-    with proxy.Proxies(owner) as between:
-        job = Job(cluster, seed, megabytes=8)
-        assert job.start() is None
-        job.save(1)
+    with scripted_job.job_behind_proxy(make_cluster, seed, megabytes=8) as (job, between):
         draw = random.Random(seed)
         # A manifest comes first, behind a header of 16 bytes.
         after = draw.randrange(16, 300) if what == "manifest" else draw.randrange(MIB, 7 * MIB)
@@ -140,7 +133,7 @@ def test_in_flight_while_a_save_is_replicated(make_cluster, seed, what):
         job.committed(2)
         assert between.data.flipped.is_set(), "nothing was flipped: the test tests nothing"
         scripted_job.check_copies(job, 2, nodes_each=2)
-        said = job.errors() + cluster.nodes[1].log()
+        said = job.errors() + job.cluster.nodes[1].log()
         assert "node0" in said and "match" in said or "digest" in said, said[-2000:]
         job.restart()
 

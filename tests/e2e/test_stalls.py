@@ -16,14 +16,7 @@ STALLED = "no byte moved for too long"
 
 def test_one_connection_of_a_save_stalls_for_good(make_cluster, seed):
     """Its ranges come over other ones, and the save commits; so does the next one."""
-    cluster = make_cluster(2, start=False)
-    owner = cluster.nodes[0]
-    proxy.put_behind_proxy(owner)
-    cluster.start()
-    with proxy.Proxies(owner) as between:
-        job = Job(cluster, seed, megabytes=24)
-        assert job.start() is None
-        job.save(1)
+    with scripted_job.job_behind_proxy(make_cluster, seed, megabytes=24) as (job, between):
         after = random.Random(seed).randrange(20_000, 20 * MIB)
         print("stalls after", after)
         between.data.stall(after)
@@ -37,14 +30,9 @@ def test_one_connection_of_a_save_stalls_for_good(make_cluster, seed):
 def test_the_only_source_stalls_beyond_the_limit(make_cluster, seed):
     """The keeper gives up, says so, and asks again: once the data moves again the save commits without
     anybody saving anew."""
-    cluster = make_cluster(2, start=False)
-    owner, keeper = cluster.nodes
-    proxy.put_behind_proxy(owner)
-    cluster.start()
-    with proxy.Proxies(owner) as between:
-        job = Job(cluster, seed, megabytes=16)
-        assert job.start() is None
-        job.save(1)
+    with scripted_job.job_behind_proxy(make_cluster, seed, megabytes=16) as (job, between):
+        cluster = job.cluster
+        keeper = cluster.nodes[1]
         between.data.hold(random.Random(seed).randrange(20_000, 14 * MIB))
         job.write(2)
         cluster.wait_for(lambda: STALLED in keeper.log(), 60, "the keeper to give up")

@@ -35,14 +35,10 @@ def test_b32_sigterm(make_cluster, seed, victim, moment):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_sigterm_while_a_save_is_replicated(make_cluster, seed, victim):
-    cluster = make_cluster(2, {"stop-budget": BUDGET}, start=False)
-    owner, node = cluster.nodes[0], cluster.nodes[victim]
-    proxy.put_behind_proxy(owner)
-    cluster.start()
-    with proxy.Proxies(owner) as between:
-        job = Job(cluster, seed, megabytes=16)
-        assert job.start() is None
-        job.save(1)
+    with scripted_job.job_behind_proxy(make_cluster, seed, megabytes=16,
+                                       settings={"stop-budget": BUDGET}) as (job, between):
+        cluster = job.cluster
+        owner, node = cluster.nodes[0], cluster.nodes[victim]
         between.data.hold(random.Random(seed).randrange(20_000, 15 * MIB))
         job.write(2)
         cluster.wait_for(between.data.holding.is_set, 20, "the replication to be in the middle")
