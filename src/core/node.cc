@@ -162,7 +162,10 @@ void NodeMachine::Impl::Handle(const NodeEvent::TimerFired& e) {
       Do(NodeAction::ReadConfig{});
       break;
     case kConfigKeptTimer:
-      if (config_stands_ && config_ && !Released()) RemoveConfig();
+      if (config_stands_ && config_ && !Released()) {
+        RemoveConfig();
+        BoundWait();
+      }
       break;
     case kGatherTimer:
       GatherDeadline();
@@ -241,7 +244,11 @@ void NodeMachine::Impl::TakeBackSkipped(const NodeEvent::BatchFailed& e) {
     // The commit is not recorded here: nothing that it made obsolete may be forgotten.
     TK_PROBE(kCommitTakenBack);
     generations_ = std::move(undo_->generations);
-    for (auto& [save, own] : undo_->saves) saves_.emplace(save, std::move(own));
+    for (auto& [save, own] : undo_->saves) {
+      // What was told with the commit was skipped with it.
+      const auto [it, added] = saves_.try_emplace(save, own);
+      if (!added) it->second.told = own.told;
+    }
     committed_ = std::move(undo_->committed);
     undo_.reset();
   }
@@ -250,9 +257,15 @@ void NodeMachine::Impl::TakeBackSkipped(const NodeEvent::BatchFailed& e) {
     for (auto& shard : deleting_[task]) shards_.emplace(DigestOf(shard), std::move(shard));
     deleting_.erase(task);
     forgets_.erase(task);
+    AdoptAgain(task);
+    if (task == given_way_) RestoreWithMoreRoom();
     const Error error = e.error.With("not started");
     if (compares_.count(task) != 0) Handle(NodeEvent::Compared{task, error});
-    if (staging_.count(task) != 0) Handle(NodeEvent::StageFailed{task, error});
+    if (const auto work = staging_.find(task); work != staging_.end()) {
+      // Still in store/staged: the next attempt takes it up.
+      if (work->second.adopted) taken_over_.push_back(work->second.staged_name);
+      Handle(NodeEvent::StageFailed{task, error});
+    }
     if (const auto fetch = fetch_tasks_.find(task); fetch != fetch_tasks_.end()) {
       const Blake3 digest = fetch->second;
       fetch_tasks_.erase(fetch);

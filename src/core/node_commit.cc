@@ -154,6 +154,7 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
     });
   }
   NoteKeptBytes(m);
+  TellHeldBack();
   CancelOutdated(m);
   if (!TK_MUTATION(kNeverCollect)) {
     const std::vector<Blake3> readable = Outdated(m);

@@ -121,66 +121,6 @@ void NodeMachine::Impl::NoteShards() {
   for (const auto& [ordinal, shard] : newer) NoteSave(FromProto(shard->save()), ordinal);
 }
 
-// The list of saves is in order of time, one entry a step, the last one the newest. 0: the same
-// step was saved again after it. What isn't in the list was taken after all that is.
-uint64_t NodeMachine::Impl::OrdinalOfLeftover(const SaveKey& save) {
-  for (const auto& [other, own] : saves_) {
-    if (other == save) return own.ordinal;
-  }
-  for (int i = 0; i < state_.saves_size(); ++i) {
-    const SaveKey noted = FromProto(state_.saves(i));
-    if (noted.step != save.step || noted.occurrence < save.occurrence) continue;
-    if (noted.occurrence > save.occurrence) return 0;
-    const auto behind = static_cast<uint64_t>(state_.saves_size() - 1 - i);
-    return state_.last_ordinal() > behind ? state_.last_ordinal() - behind : 1;
-  }
-  NoteSave(save, state_.last_ordinal() + 1);
-  return state_.last_ordinal();
-}
-
-// Saves taken from the volume but not hashed. Their names say which save they are.
-void NodeMachine::Impl::StageAdopted(const std::vector<std::string>& names) {
-  std::map<SaveUnit, std::string> units;
-  for (const std::string& name : names) {
-    const std::optional<SaveUnit> unit = ParseStagedName(name);
-    const bool known = std::any_of(staging_.begin(), staging_.end(), [&](const auto& entry) {
-      return entry.second.staged_name == name;
-    });
-    if (unit && !known) units[*unit] = name;
-  }
-  std::map<SaveKey, uint64_t> ordinals;
-  for (const auto& [unit, name] : units) {
-    const RunId& run = unit.save.run;
-    const bool of_run = Released() && run == FromProto(state_.run());
-    if (run != FromProto(state_.last_run()) && !of_run) {
-      // Of a run that is over for good: nobody will ever take it up.
-      DeleteAll({}, {name});
-      continue;
-    }
-    const auto [ordinal, added] = ordinals.emplace(unit.save, 0);
-    if (added) ordinal->second = OrdinalOfLeftover(unit.save);
-    if (ordinal->second == 0) {
-      DeleteAll({}, {name});
-      continue;
-    }
-    const TaskId task = NewTask();
-    staging_[task] = {unit, name, ordinal->second, /*adopted=*/!of_run};
-    if (of_run) {
-      OwnSave& own = saves_[unit.save];
-      own.ordinal = ordinal->second;
-      own.staged_names[unit.worker] = name;
-    } else {
-      TK_PROBE(kSaveAdopted);
-      adopting_.insert(task);
-    }
-    const WorldShape world =
-        state_.has_last_world() ? FromProto(state_.last_world()) : config_->world;
-    Do(NodeAction::Stage{
-        task, "", name,
-        ShardIdentity{config_->job, unit.save, unit.rank, unit.worker, ordinal->second, world}});
-  }
-}
-
 // ---- the yaml --------------------------------------------------------------------------------
 
 void NodeMachine::Impl::Handle(const NodeEvent::ConfigSeen& e) {
@@ -288,6 +228,7 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
     committed_.reset();
   }
   config_ = parsed.config;
+  unclaimed_.clear();
   // What it heard as a holder fences too: a run that ended before this attempt can't take it in.
   state_.set_highest_epoch(std::max<Epoch>(state_.highest_epoch(), holder_epochs_[config_->job]));
   state_.set_attempt_counter(state_.attempt_counter() + 1);
@@ -424,6 +365,15 @@ void NodeMachine::Impl::Fail(const std::string& text) {
   StartHolding();
 }
 
+// The yaml is gone while no run has been found. An attempt whose client has given up in silence
+// would take its rank in a run with the next attempt's other ranks, which nobody trains in. All
+// clients wait for a link as long as PyTorch's wait for anything.
+void NodeMachine::Impl::BoundWait() {
+  if (InRun()) return;
+  const Duration left = accepted_at_ + GatherBudget() - now_;
+  Arm(kGatherTimer, std::min(left, options_.timings.gather_deadline_pytorch));
+}
+
 void NodeMachine::Impl::GatherDeadline() {
   if (!config_ || Released()) return;
   if (InRun() && link_ == Link::kUp && entered_) {
@@ -441,7 +391,7 @@ void NodeMachine::Impl::GatherDeadline() {
       missing += fmt::format(" and {} more", job_status_->missing_total() - named);
     }
   }
-  const std::string within = FormatDuration(GatherBudget());
+  const std::string within = FormatDuration(std::min(GatherBudget(), now_ - accepted_at_));
   if (job_status_ && job_status_->state() == "running") {
     std::string text = "the job's run went on without this node for " + within;
     for (const std::string& problem : job_status_->problems()) text += "; " + problem;

@@ -1,7 +1,8 @@
 // Inside of NodeMachine: the state that its parts share. node.cc dispatches events, messages and
 // timers; node_config.cc starts and accepts the yaml; node_join.cc finds the coordinator and a run;
-// node_restore.cc restores and releases; node_save.cc stages, keeps, commits and collects;
-// node_compare.cc compares replicas; node_memory.cc admits pulls and says what size would do.
+// node_restore.cc restores and releases; node_save.cc stages and keeps, node_commit.cc commits and
+// collects; node_leftovers.cc adopts; node_compare.cc compares replicas; node_memory.cc admits
+// pulls and says what size would do.
 #pragma once
 
 #include <map>
@@ -143,8 +144,14 @@ class NodeMachine::Impl {
   void ForgetConfig(const std::string& reason);
   void LeaveRun(const std::string& reason);
   void NoteShards();
+  // -- node_leftovers.cc
+  void NoteUnclaimed(const NodeEvent::SaveSeen& e);
   uint64_t OrdinalOfLeftover(const SaveKey& save);
   void StageAdopted(const std::vector<std::string>& names);
+  void StageLeftover(TaskId task, const StageWork& work);
+  bool AdoptWithMoreRoom(const StageWork& work, const Error& error);
+  void AdoptAgain(TaskId deleted);
+
   // -- node_join.cc
   void StartLocating();
   void Locate();
@@ -153,6 +160,7 @@ class NodeMachine::Impl {
   void SendJoin();
   void Fail(const std::string& text);
   void GatherDeadline();
+  void BoundWait();
   void RemoveConfig();
   void OnRejected(const control::Rejected& m);
   void OnRunStart(const control::Envelope& message);
@@ -185,6 +193,8 @@ class NodeMachine::Impl {
   bool NoteSave(const SaveKey& save, uint64_t ordinal);
   void SaveIsStaged(const SaveKey& save, OwnSave* own);
   void TellStaged(const SaveKey& save, OwnSave* own);
+  bool MayTell() const;
+  void TellHeldBack();
   void ForgetOlderSaves(uint64_t ordinal);
   void OnKeep(const control::Keep& m);
   void KeepFetched(const Blake3& digest, const Status& status,
@@ -230,6 +240,9 @@ class NodeMachine::Impl {
   void TellWaiting(KeepWork* work, const Fetch& fetch);
   void OnGiveBack(const control::GiveBack& m);
   bool IsNeededHere(const control::ShardInfo& shard) const;
+  bool IsOfCommitted(const Blake3& digest) const;
+  bool GiveWayToRestore();
+  void RestoreWithMoreRoom();
   void NoteOwnBytes(const OwnSave& own);
   void NoteKeptBytes(const control::Keep& m);
   void NoteKeptBytes(const control::Commit& m);
@@ -302,6 +315,9 @@ class NodeMachine::Impl {
   SaveParts parts_;                   // framework pytorch: files of saves that are not whole
   std::map<SaveKey, OwnSave> saves_;  // of this run, not committed
   std::map<TaskId, StageWork> staging_;
+  std::map<TaskId, TaskId> adopt_again_;  // by the deletion that makes room for it
+  // Seen in the volume while no job is known: step and names, the newest last.
+  std::vector<std::pair<tierkeep::Step, std::vector<std::string>>> unclaimed_;
   std::optional<control::GenerationRecord> committed_;
 
   // Shards whose deletion isn't certain to have begun.
@@ -315,6 +331,7 @@ class NodeMachine::Impl {
   std::optional<uint64_t> kept_bytes_;  // copies of peers' shards, a generation; unset: not known
   bool sizing_due_ = false;             // to be said with the next look at the memory
   std::optional<bool> sizing_told_;     // in this run: whether it fits
+  TaskId given_way_ = 0;                // the deletion that a restore waits for
 
   // What a failed commit batch must take back.
   struct CommitUndo {

@@ -106,7 +106,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::LocateFailed& e) {
     if (!holder_job_.empty() && link_ == Link::kNone) PollHolder();
     return;
   }
-  locating_ = false;
+  // Asked for by an attempt that is over: the one that is being started has no link to lose.
+  if (!std::exchange(locating_, false)) return;
   if (link_ == Link::kNone) LinkLost(e.error.ToString());
 }
 
@@ -210,7 +211,8 @@ void NodeMachine::Impl::SendJoin() {
       *join->mutable_restored() = restore_->order.choice();
     }
     for (auto& [save, own] : saves_) {
-      own.told = own.shards.size() == config_->world.workers_per_node;
+      const bool whole = own.shards.size() == config_->world.workers_per_node;
+      own.told = whole && (own.told || MayTell());
       if (!own.told) continue;
       auto* staged = join->add_staged();
       *staged->mutable_save() = ToProto(save);
@@ -305,11 +307,7 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   if (m.continued() && Released()) {
     phase_ = Phase::kRunning;
     // The join carried those that were staged by then.
-    for (auto& [save, own] : saves_) {
-      if (!own.told && own.shards.size() == config_->world.workers_per_node) {
-        TellStaged(save, &own);
-      }
-    }
+    TellHeldBack();
     for (const auto& save : std::exchange(waiting_saves_, {})) TakeSave(save);
   } else if (!Released()) {
     phase_ = restore_ && restore_->answered && restore_->answer.ok() ? Phase::kPrepared

@@ -177,6 +177,49 @@ bool NodeMachine::Impl::IsNeededHere(const control::ShardInfo& shard) const {
   return FromProto(shard.save().run()) == FromProto(state_.run()) && !committed;
 }
 
+bool NodeMachine::Impl::IsOfCommitted(const Blake3& digest) const {
+  const auto names = [&](const control::GenerationRecord& record) {
+    return record.committed() &&
+           std::any_of(record.shards().begin(), record.shards().end(),
+                       [&](const auto& shard) { return DigestOf(shard) == digest; });
+  };
+  return (committed_ && names(*committed_)) ||
+         std::any_of(generations_.begin(), generations_.end(), names);
+}
+
+// Without its part the job doesn't start. What was never committed, and what the decision passes
+// over, is a branch that it leaves behind.
+bool NodeMachine::Impl::GiveWayToRestore() {
+  if (given_way_ != 0) return true;
+  if (!restore_ || restore_->order.choice().none()) return false;
+  std::set<Blake3> kept;
+  for (const auto& shard : restore_->order.choice().generation().shards()) {
+    kept.insert(DigestOf(shard));
+  }
+  std::vector<Blake3> digests;
+  uint64_t bytes = 0;
+  for (const auto& [digest, shard] : shards_) {
+    if (shard.job() != config_->job || kept.count(digest) != 0 || IsOfCommitted(digest)) continue;
+    digests.push_back(digest);
+    bytes += FootprintOf(shard);
+  }
+  if (digests.empty()) return false;
+  Log(Severity::kWarning,
+      fmt::format("{} of saves that were never committed give way to the restore of step {}: "
+                  "memory is short",
+                  FormatBytes(bytes), restore_->order.choice().generation().save().step()));
+  given_way_ = next_task_;
+  DeleteAll(std::move(digests), {});
+  return true;
+}
+
+void NodeMachine::Impl::RestoreWithMoreRoom() {
+  given_way_ = 0;
+  for (auto& [digest, fetch] : fetches_) {
+    if (fetch.waiting && fetch.why == Why::kRestore) BeginPull(&fetch, digest);
+  }
+}
+
 void NodeMachine::Impl::OnGiveBack(const control::GiveBack& m) {
   if (!Released()) return;
   std::vector<Blake3> digests;

@@ -14,6 +14,9 @@ namespace tierkeep {
 namespace {
 
 constexpr int kSavesRememberedMax = 256;
+// Saves that a coordinator was told of and hasn't decided about: one more than one that answers
+// leaves (the one that is protected, and two that wait for other nodes).
+constexpr int kInDoubtMax = 4;
 
 WorkerName NameOf(const control::ShardInfo& shard) {
   return {shard.job(), shard.save().step(), shard.rank(), shard.worker()};
@@ -26,6 +29,7 @@ WorkerName NameOf(const control::ShardInfo& shard) {
 void NodeMachine::Impl::Handle(const NodeEvent::SaveSeen& e) {
   switch (phase_) {
     case Phase::kRunning:
+    case Phase::kEnded:  // the job trains on: left in its volume they would fill it
       TakeSave(e);
       break;
     case Phase::kLocating:
@@ -34,8 +38,13 @@ void NodeMachine::Impl::Handle(const NodeEvent::SaveSeen& e) {
     case Phase::kPrepared:
       waiting_saves_.push_back(e);
       break;
-    default:
-      break;  // the next cleaning takes it over
+    case Phase::kIdle:
+    case Phase::kFailed:
+    case Phase::kHolder:
+      NoteUnclaimed(e);
+      break;
+    case Phase::kCleaning:
+      break;  // the cleaning takes it over, or the scan after it finds it
   }
 }
 
@@ -160,11 +169,28 @@ void NodeMachine::Impl::SaveIsStaged(const SaveKey& save, OwnSave* own) {
     }
     DeleteAll(older, {});
   }
-  if (entered_) {
+  if (entered_ && MayTell()) {
     TellStaged(save, own);
   } else {
     // Nobody can match it now: of such saves only the newest one is kept for later.
     ForgetOlderSaves(own->ordinal);
+  }
+}
+
+// A link that carries nothing any more is noticed late. What was told over it may be committed and
+// stays: without an end to it, it would fill the volume.
+bool NodeMachine::Impl::MayTell() const {
+  const auto told = std::count_if(saves_.begin(), saves_.end(),
+                                  [](const auto& save) { return save.second.told; });
+  return told < kInDoubtMax;
+}
+
+// Those that were held back, once there was a decision about others.
+void NodeMachine::Impl::TellHeldBack() {
+  if (!entered_) return;
+  for (auto& [save, own] : saves_) {
+    if (own.told || own.shards.size() != config_->world.workers_per_node) continue;
+    if (MayTell()) TellStaged(save, &own);
   }
 }
 
@@ -197,8 +223,13 @@ void NodeMachine::Impl::Handle(const NodeEvent::StageFailed& e) {
   const bool gone = e.error.code() == Code::kNotFound;  // the client has taken it away
   if (!gone && NoteSave(work.unit.save, work.ordinal)) Persist();
   if (work.adopted) {
-    if (!gone) WriteError("a save of the last run can't be adopted: " + WithAdvice(e.error));
     adopting_.erase(e.task);
+    const bool kept = std::find(taken_over_.begin(), taken_over_.end(), work.staged_name) !=
+                      taken_over_.end();  // not started: the next attempt takes it up
+    if (!gone && !kept && !AdoptWithMoreRoom(work, e.error)) {
+      WriteError("a save of the last run can't be adopted: " + WithAdvice(e.error));
+      DeleteAll({}, {work.staged_name});
+    }
     if (adopting_.empty() && phase_ == Phase::kCleaning && state_.volume_cleaned()) {
       StartLocating();
     }
@@ -321,6 +352,12 @@ void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
     for (const std::string& node : e.bad_sources) answer.add_bad_sources(node);
   }
   const bool no_room = !e.status.ok() && e.status.error().code() == Code::kResourceExhausted;
+  if (no_room && GiveWayToRestore()) {
+    fetch.pulling = false;
+    fetch.task = 0;
+    fetch.waiting = true;
+    return;
+  }
   FetchDone(digest, no_room ? Status(WithWhatIsLacking(e.status.error(), fetch)) : e.status,
             e.bad_sources, e.bytes_pulled);
   RetryPulls();
@@ -437,6 +474,7 @@ void NodeMachine::Impl::OnDrop(const control::Drop& m) {
   if (!Released() || save.run != FromProto(state_.run())) return;
   if (committed_ && FromProto(committed_->save()) == save) return;
   DropSave(save);
+  TellHeldBack();
 }
 
 void NodeMachine::Impl::DropSave(const SaveKey& which) {
@@ -509,6 +547,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
   }
   if (undo_ && undo_->task == e.task) undo_.reset();
   if (auto forget = forgets_.extract(e.task)) Do(std::move(forget.mapped()));
+  AdoptAgain(e.task);
+  if (e.task == given_way_) RestoreWithMoreRoom();
   RetryPulls();
 }
 
