@@ -354,6 +354,7 @@ StatusInputs Agent::Snapshot() {
   });
   done.get_future().wait();
   in.node_name = settings_.node_name;
+  in.unreadable = store_->unreadable();
   in.shards = store_->Shards();
   if (const auto space = store_->Space(); space.ok()) in.space = *space;
   in.bytes_pulled = puller_->bytes_pulled();

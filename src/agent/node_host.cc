@@ -33,6 +33,7 @@ control::Inventory InventoryOf(const Store& store) {
       u.set_save_number(item.generation->save_number);
     }
     u.set_detail(item.detail);
+    u.set_damaged(item.damaged);
   }
   return out;
 }

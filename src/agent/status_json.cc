@@ -66,7 +66,14 @@ json StoreJson(const StatusInputs& in) {
                       {"own", IsOwn(in, id)},
                       {"suspect", s.suspect}});
   }
-  return {{"own_bytes", bytes.own}, {"peer_bytes", bytes.peer}, {"shards", std::move(shards)}};
+  json unreadable = json::array();
+  for (const UnreadableItem& item : in.unreadable) {
+    unreadable.push_back({{"detail", item.detail}, {"damaged", item.damaged}});
+  }
+  return {{"own_bytes", bytes.own},
+          {"peer_bytes", bytes.peer},
+          {"shards", std::move(shards)},
+          {"unreadable", std::move(unreadable)}};
 }
 
 json MembersJson(const NodeStatus& node) {

@@ -27,6 +27,7 @@ struct StatusInputs {
   std::optional<double> last_commit_age_seconds;
   std::map<std::string, double> clock_skews;  // ControlPlane::clock_skews
   std::vector<HeldShard> shards;
+  std::vector<UnreadableItem> unreadable;
   SpaceInfo space;
   uint64_t bytes_pulled = 0;
   uint64_t bytes_served = 0;

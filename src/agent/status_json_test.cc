@@ -150,6 +150,17 @@ TEST(StatusJson, SizingIsToldOnceItIsKnown) {
   EXPECT_EQ(out["sizing"]["advised_memory_limit_bytes"], 400);
 }
 
+TEST(StatusJson, NamesWhatTheStoreCantRead) {
+  StatusInputs in = Running();
+  in.unreadable = {{std::nullopt, std::nullopt, "store/shards: EIO", false},
+                   {Blake3{}, std::nullopt, "store/shards/00: its manifest", true}};
+  const json out = StatusJson(in);
+  ASSERT_EQ(out["store"]["unreadable"].size(), 2U);
+  EXPECT_EQ(out["store"]["unreadable"][0]["detail"], "store/shards: EIO");
+  EXPECT_EQ(out["store"]["unreadable"][0]["damaged"], false);
+  EXPECT_EQ(out["store"]["unreadable"][1]["damaged"], true);
+}
+
 TEST(StatusJson, AnIdleAgentHasNoJob) {
   StatusInputs in;
   in.node.phase = "idle";

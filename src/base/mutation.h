@@ -94,6 +94,7 @@ namespace tierkeep {
   X(kSuspectCleared, "a suspect copy verified again")              \
   X(kLinksTakenApart, "restored links taken apart by the job")     \
   X(kUnreadableItem, "something unreadable in a store")            \
+  X(kDamagedCopyIsLost, "a damaged copy that no record names")     \
   X(kRestoreBlocked, "a decision blocked by something unreadable") \
   X(kRebuild, "lost copies rebuilt")                               \
   X(kCommitWaits, "a protected save waits for a member")           \

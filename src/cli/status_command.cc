@@ -119,6 +119,9 @@ std::string Table(const json& status) {
                    FormatBytes(status["store"]["peer_bytes"].get<uint64_t>()),
                    FormatBytes(status["volume"]["free_bytes"].get<uint64_t>()),
                    FormatBytes(status["volume"]["total_bytes"].get<uint64_t>())));
+  for (const json& u : status["store"]["unreadable"]) {
+    Line(out, u["damaged"] ? "damaged" : "unreadable", Show(u["detail"]));
+  }
   if (const json& sizing = status["sizing"]; !sizing.is_null()) Line(out, "size", SizeLine(sizing));
   if (const json& waiting = status["waiting_for_memory"]; waiting["copies"] != 0) {
     Line(out, "waiting",

@@ -98,6 +98,25 @@ TEST(ClusterFault, A4_AnUnreadablePartOfAStoreStopsTheDecision) {
   EXPECT_EQ(cluster.store(1).size(), 2U);
 }
 
+TEST(ClusterFault, ADamagedCopyStopsNothingAndGoesWithTheNextCommit) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  control::Unreadable item;
+  item.set_detail("its manifest isn't the one that it is named by");
+  item.set_digest(std::string(Blake3::kSize, 'x'));
+  item.set_damaged(true);
+  cluster.AddUnreadable(1, item);
+  cluster.KillAgent(1);
+  cluster.StartAgent(1);
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(1).step, 10U);
+  EXPECT_TRUE(cluster.Logged("it may have been part of something newer, and is lost"));
+  EXPECT_EQ(cluster.UnreadableParts(1), 1U);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.UnreadableParts(1) == 0);
+}
+
 // ---- replication that fails ------------------------------------------------------------------
 
 TEST(ClusterFault, A1_AFullPeerKeepsTheOlderGenerationEverywhere) {

@@ -172,6 +172,57 @@ TEST(RestoreOrder, ADecisionThatStoppedGoesOnWithoutTheNode) {
   EXPECT_TRUE(cluster.Logged("can't be read and is given up, as asked"));
 }
 
+TEST(RestoreOrder, WhatWasGivenUpStopsNoLaterDecision) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  control::Unreadable item;
+  item.set_digest(std::string(Blake3::kSize, 'x'));
+  item.set_detail("manifest: input/output error");
+  cluster.AddUnreadable(1, item);
+  cluster.KillAgent(1);
+  cluster.StartAgent(1);
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
+  cluster.GiveOrder(0, Without("n1"));
+  cluster.Run(1s);
+  ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
+  // Like every abandoned branch it is freed with the next commit.
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.UnreadableParts(1) == 0);
+  cluster.KillAgent(1);
+  cluster.StartAgent(1);
+  ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
+  EXPECT_EQ(cluster.client(1).step, 20U) << LogOf(cluster);
+}
+
+// A node that has left the job still shows the decision that it was told of.
+TEST(RestoreOrder, AnOrderOnANodeThatHasLeftTheJobReachesIt) {
+  TestCluster cluster({.hosts = 3, .world = {.nodes = 2}});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  control::Unreadable item;
+  item.set_detail("shards: input/output error");
+  cluster.AddUnreadable(1, item);
+  cluster.KillAgent(1);
+  cluster.StartAgent(1);
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
+  // The job goes elsewhere; nothing of it is left here.
+  cluster.EndClient(0);
+  cluster.KillAgent(0);
+  cluster.WipeRam(0);
+  cluster.StartAgent(0);
+  cluster.GiveOrder(0, Without("n1"));
+  cluster.Run(1s);
+  cluster.StartClient(1, 1);
+  cluster.StartClient(2, 0);
+  ASSERT_RUNS_UNTIL(cluster, cluster.client(1).released && cluster.client(2).released);
+  EXPECT_EQ(cluster.client(2).step, 10U) << LogOf(cluster);
+  EXPECT_EQ(cluster.status(0).orders.size(), 1);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.status(0).orders.empty());
+  EXPECT_FALSE(cluster.status(0).stop.has_value());
+}
+
 // ---- the same generation again and again -----------------------------------------------------
 
 TEST(RestoreCount, TheThirdRestoreWithoutACommitIsSuspect) {

@@ -176,6 +176,7 @@ bool TestCluster::Do(size_t host, const NodeAction::DeleteShards& a) {
   for (const Blake3& digest : a.digests) {
     h.store.erase(digest);
     h.verified.erase(digest);
+    std::erase_if(h.unreadable, [&](const auto& item) { return item.digest() == digest.Raw(); });
   }
   for (const std::string& name : a.staged) h.staged.erase(name);
   StartTask(host, a.task, {Task::Kind::kDelete, a, false});

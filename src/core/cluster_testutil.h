@@ -94,6 +94,7 @@ class TestCluster {
     order.set_after(WallMillis(WallTime(now_.time_since_epoch())));
     NodeLater(host, NodeEvent::OrderGiven{order});
   }
+  size_t UnreadableParts(size_t host) const { return hosts_[host]->unreadable.size(); }
   void ForgetUnreadable(size_t host) { at(host).unreadable.clear(); }
   void SendYaml(size_t host, std::optional<Result<ParsedConfig>> parsed);
   void SeeYamlAgain(size_t host);  // a second event for the same file

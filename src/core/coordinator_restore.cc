@@ -129,6 +129,8 @@ void CoordinatorMachine::Impl::Decide() {
   if (state_ != State::kRestoring) return;
   const RestoreAnswer answer = ChooseRestore(Question());
   if (answer.kind == RestoreAnswer::Kind::kBlocked) {
+    // A good copy, or an order to do without, may come with an agent that has no rank.
+    if (WaitForHolders(answer)) return;
     TK_PROBE(kRestoreBlocked);
     Stop(answer, answer.reason);
     return;

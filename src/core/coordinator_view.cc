@@ -278,7 +278,8 @@ void CoordinatorMachine::Impl::AddCommitted(control::Commit* commit, const Peer&
   *commit->mutable_generation() = committed_cutter_->Part(slots);
 }
 
-// Copies that a node can't read and that only others know to be of a recorded generation.
+// Copies that a node can't read and that only others know to be of a recorded generation, or that
+// were given up for this run.
 void CoordinatorMachine::Impl::AddObsolete(control::Commit* commit, const Peer& peer) const {
   const auto unreadable = holdings_.unreadable().find(peer.node());
   if (unreadable == holdings_.unreadable().end()) return;
@@ -287,6 +288,13 @@ void CoordinatorMachine::Impl::AddObsolete(control::Commit* commit, const Peer& 
     if (!item.digest().empty()) digests.insert(item.digest());
   }
   if (digests.empty()) return;
+  const bool given_up =
+      choice_ && std::any_of(choice_->orders().begin(), choice_->orders().end(),
+                             [&](const auto& order) { return order.without() == peer.node(); });
+  if (given_up) {
+    for (const std::string& digest : std::exchange(digests, {})) commit->add_obsolete(digest);
+    return;
+  }
   std::set<const control::GenerationRecord*> seen;
   for (const auto& [node, records] : holdings_.records()) {
     for (const auto& record : records) {

@@ -68,8 +68,8 @@ void NodeMachine::Impl::CancelOutdated(const control::Commit& m) {
   }
 }
 
-// Copies that can't be read, but that an older record names: left behind, they would stop a restore
-// as soon as nobody else knows any more what they were.
+// Copies that are damaged, and those that can't be read, but that an older record names: left
+// behind, these would stop a restore as soon as nobody else knows any more what they were.
 std::vector<Blake3> NodeMachine::Impl::OutdatedUnreadable(const control::Commit& m) const {
   if (unreadable_.empty()) return {};
   const std::set<std::string> keep(m.keep().begin(), m.keep().end());
@@ -82,7 +82,8 @@ std::vector<Blake3> NodeMachine::Impl::OutdatedUnreadable(const control::Commit&
   named.insert(m.obsolete().begin(), m.obsolete().end());
   for (const auto& item : unreadable_) {
     if (item.digest().empty() || keep.count(item.digest()) != 0) continue;
-    if (named.count(item.digest()) != 0) outdated.push_back(FixedFromProto<Blake3>(item.digest()));
+    if (item.damaged() || named.count(item.digest()) != 0)
+      outdated.push_back(FixedFromProto<Blake3>(item.digest()));
   }
   return outdated;
 }
@@ -188,6 +189,7 @@ void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
     if (pull.shard.job() == m.generation().job()) pull.unwanted = true;
   }
   ForgetOthers(m.generation().job(), std::nullopt);
+  ForgetDecision(m.generation().job());
   DeleteAll(std::move(digests), {});
   TellMetas();
 }

@@ -168,6 +168,7 @@ class NodeMachine::Impl {
   void OnJobStatus(const control::JobStatus& m);
   void StartHolding();
   void PollHolder();
+  std::set<std::string> HolderJobs() const;
   Duration GatherBudget() const;
   void Meet(const control::SourceList& sources);
   void TakeMembers(const control::RunStart& m);
@@ -184,6 +185,7 @@ class NodeMachine::Impl {
   // -- node_orders.cc
   void OnRestoreOrders(const control::RestoreOrders& m);
   void NoteRelease(const control::RestoreChoice& choice);
+  void ForgetDecision(const std::string& job);
   void ForgetRestores(const std::string& job);
 
   // -- node_save.cc

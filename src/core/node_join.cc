@@ -152,7 +152,7 @@ void NodeMachine::Impl::LinkLost(const std::string& why) {
     if (phase_ == Phase::kHolder) phase_ = Phase::kIdle;
     StartHolding();
     // The coordinator may have given way to one that waits for what is here.
-    if (!shards_.empty()) Arm(kHolderTimer, options_.timings.reconnect_max);
+    if (!HolderJobs().empty()) Arm(kHolderTimer, options_.timings.reconnect_max);
     return;
   }
   if (!config_) return;
@@ -380,7 +380,19 @@ void NodeMachine::Impl::OnRunEnded(const control::RunEnded& m) {
 void NodeMachine::Impl::StartHolding() {
   holder_job_.clear();
   holder_done_.clear();
-  if (!shards_.empty()) Arm(kHolderTimer, options_.timings.holder_poll);
+  if (HolderJobs().empty()) return;
+  Arm(kHolderTimer,
+      state_.orders().empty() ? options_.timings.holder_poll : options_.timings.reconnect_max);
+}
+
+// Those of which something is here; those whose decision was told to have stopped, perhaps for what
+// was here once: that it isn't any more must be heard; and those for which an order waits here.
+std::set<std::string> NodeMachine::Impl::HolderJobs() const {
+  std::set<std::string> jobs;
+  for (const auto& [digest, shard] : shards_) jobs.insert(shard.job());
+  for (const auto& order : state_.orders()) jobs.insert(order.job());
+  if (state_.has_stop()) jobs.insert(state_.stop().job());
+  return jobs;
 }
 
 // Asks for the next job's record, one at a time; after the last one waits for the next round.
@@ -390,9 +402,9 @@ void NodeMachine::Impl::PollHolder() {
   if (!may_hold || link_ != Link::kNone || stopping_) return;
   if (!holder_job_.empty()) holder_done_.insert(holder_job_);
   holder_job_.clear();
-  for (const auto& [digest, shard] : shards_) {
-    if (holder_done_.count(shard.job()) != 0) continue;
-    holder_job_ = shard.job();
+  for (const std::string& other : HolderJobs()) {
+    if (holder_done_.count(other) != 0) continue;
+    holder_job_ = other;
     Do(NodeAction::LocateCoordinator{holder_job_});
     return;
   }

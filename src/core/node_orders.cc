@@ -21,6 +21,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::OrderGiven& e) {
   Persist();
   Log(Severity::kWarning, fmt::format("Asked: {}, at the next restore decision of job {}",
                                       ToString(e.order), e.order.job()));
+  if (link_ == Link::kNone && (!config_ || phase_ == Phase::kEnded)) StartHolding();
   if (link_ != Link::kUp || job() != e.order.job()) return;
   if (!entered_) {
     SendJoin();  // again: it carries all orders
@@ -54,6 +55,19 @@ void NodeMachine::Impl::NoteRelease(const control::RestoreChoice& choice) {
   }
   // A coordinator of an older version doesn't count.
   count->set_restores(std::max({count->restores(), choice.restores(), 1U}));
+}
+
+// A holder isn't told of decisions, but of what was committed after one. What was ordered since
+// then is for the next one.
+void NodeMachine::Impl::ForgetDecision(const std::string& job) {
+  RestoreOrders done;
+  for (const auto& order : state_.orders()) {
+    if (order.job() == job && order.after() < holder_run_.sequence) *done.Add() = order;
+  }
+  const bool forgot = RemoveOrders(state_.mutable_orders(), done);
+  const bool stopped = state_.has_stop() && state_.stop().job() == job;
+  if (stopped) state_.clear_stop();
+  if (forgot || stopped) Persist();
 }
 
 // A later save was committed: what came before it has served.

@@ -216,6 +216,10 @@ class Chooser {
                                                      : false;
         if (resolved) continue;
         const std::string what = fmt::format("node {}, RAM tier: {}", node, item.detail());
+        if (item.damaged()) {
+          NoteDamaged(what);
+          continue;
+        }
         if (without_.count(node) != 0) {
           Note(what + " can't be read and is given up, as asked");
           continue;
@@ -227,12 +231,24 @@ class Chooser {
     if (first.empty()) return false;
     SayInstead(chosen);
     answer_.kind = RestoreAnswer::Kind::kBlocked;
+    answer_.better_may_exist = true;
     answer_.generation.Clear();
     answer_.reason = fmt::format(
         "{} can't be read, and whether it is newer than all else isn't known; `tierkeep restore "
         "--without {}` goes on without it, from {}",
         first, answer_.stop.nodes(0), answer_.stop.instead());
     return true;
+  }
+
+  // A lost copy like that of a node whose memory is gone: what it was part of isn't complete
+  // without it, as the records tell. No other try would read it, so nothing waits for it here; but
+  // whoever is away may have another one.
+  void NoteDamaged(const std::string& what) {
+    TK_PROBE(kDamagedCopyIsLost);
+    answer_.better_may_exist = true;
+    answer_.lost = true;
+    answer_.problems.push_back(what + ": it may have been part of something newer, and is lost");
+    if (skipped_.size() < kSkippedMax) skipped_.push_back("a copy is damaged: " + what);
   }
 
   void GiveUp(const std::string& node, std::string what) {

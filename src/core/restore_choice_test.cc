@@ -248,6 +248,36 @@ TEST(RestoreChoice, AGoodCopyElsewhereResolvesAnUnreadableOne) {
   EXPECT_EQ(cluster.Chosen().step, 5U);
 }
 
+TEST(RestoreChoice, ADamagedCopyIsALostOne) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.Commit({kRun, 5, 1}, 1, 1);
+  auto* item = cluster.at(0).add_unreadable();
+  item->set_digest(std::string(Blake3::kSize, 'x'));
+  item->set_detail("its manifest");
+  EXPECT_EQ(cluster.Choose().kind, RestoreAnswer::Kind::kBlocked);
+  item->set_damaged(true);
+  const RestoreAnswer older = cluster.Choose();
+  ASSERT_EQ(older.kind, RestoreAnswer::Kind::kGeneration);
+  EXPECT_EQ(older.generation.save().step(), 5U);
+  ASSERT_EQ(older.problems.size(), 1U);
+  EXPECT_NE(older.problems[0].find("node n0, RAM tier: its manifest"), std::string::npos);
+  EXPECT_TRUE(older.better_may_exist);  // holders that aren't here may have another copy
+  // The only copy of what was committed: what a lost node's would be.
+  const control::ShardInfo lost = MakeShard(cluster.Shard({kRun, 5, 1}, 0, 1));
+  cluster.at(0).clear_shards();
+  item = cluster.at(0).mutable_unreadable(0);
+  item->set_digest(lost.digest());
+  const RestoreAnswer none = cluster.Choose();
+  EXPECT_EQ(none.kind, RestoreAnswer::Kind::kNone);
+  EXPECT_TRUE(none.lost);
+  EXPECT_NE(none.reason.find("no copy of rank 0 worker 0 is left"), std::string::npos);
+  // Known for what it is, and held elsewhere: nothing to complain about.
+  cluster.Give(1, lost);
+  EXPECT_TRUE(cluster.Choose().problems.empty());
+  EXPECT_EQ(cluster.Chosen().step, 5U);
+}
+
 TEST(RestoreChoice, UnreadableRecordsMatterOnlyWhenTheyMayBeNewest) {
   Cluster cluster(kTwo);
   cluster.Save({kNext, 5, 1}, 1);

@@ -79,6 +79,8 @@ const std::vector<Expected>& AllExpected() {
       {"no longer here", {R::kLost, R::kDamage, R::kFiles}},
       {" is bad", {R::kDamage, R::kFiles}},
       {"unreadable: ", {R::kDamage, R::kFiles}},
+      {"counts as lost", {R::kDamage}},
+      {"and is lost", {R::kDamage}},
       {"the copies of", {R::kDamage, R::kFiles, R::kFull, R::kLost, R::kNetwork, R::kJob}},
       {"its replicas disagree, and the real copies",
        {R::kDamage, R::kFiles, R::kFull, R::kLost, R::kNetwork, R::kCrash, R::kSlowness}},

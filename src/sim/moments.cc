@@ -1,5 +1,9 @@
 #include "sim/moments.h"
 
+#include <algorithm>
+#include <optional>
+#include <vector>
+
 #include "format/store_names.h"
 #include "format/volume_names.h"
 #include "tiers/ram/tree_walk.h"
@@ -15,12 +19,17 @@ constexpr std::string_view kClient = "client/";
 }  // namespace
 
 void Moments::OnOpened(SimHost* host, Store& store) {
-  if (!store.unreadable().empty()) return;  // it knows that it doesn't know
+  const std::vector<UnreadableItem> unreadable = store.unreadable();
+  const auto knows_not = [&](const std::optional<Blake3>& digest) {
+    return std::any_of(unreadable.begin(), unreadable.end(),
+                       [&](const UnreadableItem& item) { return item.digest == digest; });
+  };
+  if (knows_not(std::nullopt)) return;  // it knows that it doesn't know
   const auto entries = host->outside().List("store/shards");
   if (!entries.ok()) return;
   for (const DirEntry& entry : *entries) {
     const auto digest = ParseShardDirName(entry.name);
-    if (!digest || store.Find(*digest)) continue;
+    if (!digest || store.Find(*digest) || knows_not(digest)) continue;
     if (!host->outside().Stat("store/" + ShardManifestPath(*digest)).ok()) continue;
     return world_->Fail(
         fmt::format("n{} opens its store and overlooks shard {}", host->index(), entry.name));

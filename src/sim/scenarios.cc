@@ -45,6 +45,41 @@ void UnreadableOldCopy(Simulation& sim) {
   sim.RestartUntilCommitted(kLimit);
 }
 
+// Rots the manifests on host 1 of shards that aren't in `before`. Returns how many.
+size_t RotManifests(Simulation& sim, const std::vector<std::string>& before) {
+  size_t rotten = 0;
+  for (const std::string& path : sim.host(1).mount().Files("store/shards")) {
+    const bool old = std::find(before.begin(), before.end(), path) != before.end();
+    if (old || !path.ends_with("/manifest")) continue;
+    if (sim.host(1).mount().FlipByte(path, 10, 1).ok()) ++rotten;
+  }
+  if (rotten > 0) sim.world().Fault("damage at rest");
+  return rotten;
+}
+
+// Nobody pulls, so that the only copy of a save that no record names is its owner's, and that one
+// rots. Nothing tells any more what it was: the job must go on from what was committed, and be rid
+// of it in the end. It stopped every later decision.
+void OnlyCopyRots(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  if (!sim.RunFor(20s)) return;
+  const std::vector<std::string> before = sim.host(1).mount().Files("store/shards");
+  for (size_t i = 0; i < sim.hosts(); ++i) sim.network().Cut(i, i == 0 ? 1 : 0);
+  sim.world().Fault("partition");
+  sim.ledger().BeginDisturbance();
+  sim.job().SaveNow(/*new_step=*/true);
+  if (!sim.RunFor(20s)) return;
+  sim.host(1).KillAgent();
+  if (RotManifests(sim, before) != 1) return sim.world().Fail("there is no such copy");
+  sim.network().MendAll();
+  sim.ledger().EndDisturbance();
+  sim.job().set_saving(true);
+  if (!sim.RestartUntilCommitted(kLimit)) return;
+  sim.job().set_saving(false);
+  if (sim.RunFor(60s)) sim.ledger().CheckAllInPlace();
+}
+
 // The agent dies in the middle of collecting, and a copy that it was to delete has rotted. With the
 // old record gone before it, nobody knew that it was old.
 void DiesWhileCollecting(Simulation& sim) {
@@ -176,6 +211,10 @@ const std::vector<Scenario>& Scenarios() {
        .about = "a copy that can't be read goes with the commit that outdates it",
        .run = UnreadableOldCopy,
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 3}},
+      {.name = "only-copy-rots",
+       .about = "a damaged copy that nobody knows anything of is lost, and stops nothing",
+       .run = OnlyCopyRots,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2}},
       {.name = "dies-while-collecting",
        .about = "what can't be read is known to be old until all that is old is gone",
        .run = DiesWhileCollecting,

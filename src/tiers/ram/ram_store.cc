@@ -118,7 +118,11 @@ std::vector<UnreadableItem> RamStore::unreadable() const {
 
 void RamStore::AddUnreadable(UnreadableItem item) {
   TK_PROBE(kUnreadableItem);
-  logger_.Error("unreadable: {}", item.detail);
+  if (item.damaged) {
+    logger_.Error("damaged: {}: this copy counts as lost", item.detail);
+  } else {
+    logger_.Error("unreadable: {}", item.detail);
+  }
   const std::lock_guard lock(mutex_);
   unreadable_.push_back(std::move(item));
 }

@@ -162,23 +162,30 @@ void RamStore::LoadShards() {
   for (const DirEntry& entry : *entries) LoadShard(entry.name);
 }
 
+// The directory's name is the digest of the manifest's bytes: whether they are those that were
+// written is known without any record. What is missing or differs is lost; what a call failed to
+// read, or a newer version wrote, isn't.
 void RamStore::LoadShard(const std::string& name) {
   const std::string dir = JoinPath(kShardsDir, name);
   const auto digest = ParseShardDirName(name);
-  const auto unreadable = [&](std::string_view why) {
-    AddUnreadable({digest, {}, fmt::format("store/{}: {}", EscapeName(dir), why)});
+  const auto add = [&](std::string_view why, bool damaged) {
+    const std::string path = fmt::format("store/{}", EscapeName(dir));
+    AddUnreadable({digest, {}, fmt::format("{}: {}", path, why), damaged});
   };
-  if (!digest) return unreadable("no shard's name");
+  const auto failed = [&](const Error& e) { add(e.message(), e.code() == Code::kNotFound); };
+  if (!digest) return add("no shard's name", false);
   auto bytes = root_->ReadSmallFile(JoinPath(dir, kShardManifestName), kManifestBytesMax);
-  if (!bytes.ok()) return unreadable(bytes.error().message());
+  if (!bytes.ok()) return failed(bytes.error());
+  if (ManifestDigest(*bytes) != *digest) {
+    return add("its manifest isn't the one that it is named by", true);
+  }
   auto decoded = DecodeNew(std::make_shared<const std::string>(std::move(*bytes)));
-  if (!decoded.ok()) return unreadable(decoded.error().message());
-  if (decoded->digest != *digest) return unreadable("its manifest belongs to another shard");
+  if (!decoded.ok()) return add(decoded.error().message(), false);
   const auto data = root_->Stat(ShardDataPath(*digest));
-  if (!data.ok()) return unreadable(data.error().message());
+  if (!data.ok()) return failed(data.error());
   const bool is_tree = decoded->manifest->entries.front().type == EntryType::kDirectory;
   if (data->type != (is_tree ? FileType::kDirectory : FileType::kFile)) {
-    return unreadable("its data is of another type than its manifest says");
+    return add("its data is of another type than its manifest says", true);
   }
   Held held;
   held.shard = {*digest, decoded->manifest, decoded->encoded,

@@ -47,6 +47,9 @@ struct UnreadableItem {
   std::optional<Blake3> digest;            // a shard's, from its path
   std::optional<GenerationId> generation;  // a generation record's, from its path
   std::string detail;                      // path and error
+  // Proven: what stands there isn't what was written, so the copy is lost. Otherwise another try
+  // may read it.
+  bool damaged = false;
 };
 
 struct VerifyResult {
