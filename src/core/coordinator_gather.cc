@@ -11,6 +11,8 @@
 namespace tierkeep {
 namespace {
 
+constexpr uint64_t kAgeMaxMs = 24 * 3600 * 1000;
+
 std::string NameOf(const std::string& node, Rank rank, const control::Address& address) {
   return fmt::format("node {} (rank {}, {})", node, rank, address.host());
 }
@@ -45,13 +47,23 @@ std::string JoinRanks(const std::vector<Rank>& ranks) {
 
 }  // namespace
 
+// How old its yaml is, at least. An agent that was restarted knows only since when it runs; but its
+// run began after the yaml had been accepted, at the time that the run's number tells.
+Duration CoordinatorMachine::Impl::AttemptAge(const control::Join& join) const {
+  uint64_t age = join.attempt_age_ms();
+  const uint64_t wall = WallMillis(wall_ + (now_ - started_));
+  const uint64_t begun = join.in_run().sequence();
+  const bool restarted = join.agent_boot() != join.attempt().boot();
+  if (join.has_in_run() && restarted && begun < wall) age = std::max(age, wall - begun);
+  return std::chrono::milliseconds(std::min(age, kAgeMaxMs));
+}
+
 void CoordinatorMachine::Impl::HandleJoin(ConnectionId from, const control::Join& join) {
   Peer peer;
   peer.join = join;
   peer.connection = from;
   peer.heard = peer.joined = now_;
-  peer.accepted = now_ - std::min<Duration>(24h, std::chrono::milliseconds(std::min<uint64_t>(
-                                                     join.attempt_age_ms(), 24 * 3600 * 1000)));
+  peer.accepted = now_ - AttemptAge(join);
   if (state_ == State::kFixing) {
     // Who takes part is being written down: whoever comes now is looked at after it.
     queued_.push_back(std::move(peer));

@@ -151,6 +151,7 @@ class CoordinatorMachine::Impl {
 
   // -- coordinator_gather.cc
   void HandleJoin(ConnectionId from, const control::Join& join);
+  Duration AttemptAge(const control::Join& join) const;
   void Admit(Peer peer);
   void AddHolder(Peer peer);
   Peer& Hold(Peer peer);  // among the holders, and no more

@@ -72,6 +72,25 @@ TEST_F(Strangers, AnOlderWholeSetDoesNot) {
   EXPECT_EQ(begun_, 2U);
 }
 
+// What was restarted doesn't know how old its yaml is: as if it were new, the set that the job is
+// on by now waited in vain.
+TEST_F(Strangers, AYoungerWholeSetEndsTheRunOfRestartedAgents) {
+  CoordinatorMachine restarted{options_};
+  machine_ = &restarted;
+  begun_ = epoch_ = 0;
+  Step(CoordinatorEvent::Started{WallTime(60s)});
+  Step(CoordinatorEvent::RendezvousRead{std::nullopt, ""});
+  for (Rank rank = 0; rank < kNodes; ++rank) {
+    control::Envelope message = MakeJoin(1 + rank, rank, kNodes);
+    *message.mutable_join()->mutable_in_run() = ToProto(TestRun(7));
+    message.mutable_join()->set_agent_boot(TestId(200 + rank).Raw());
+    Step(CoordinatorEvent::Received{1 + rank, std::move(message)});
+  }
+  ASSERT_EQ(begun_, 1U);
+  Come({.first = 11, .age = 10s});
+  EXPECT_EQ(begun_, 2U);
+}
+
 // After a restart of the coordinator. Rank 0 of the older run must not take the place of the newer
 // one's, who would never be heard of again.
 TEST_F(Strangers, OfTwoRunsTheNewerOneGoesOnAfterARestart) {
