@@ -1,12 +1,13 @@
 // Marks in the product's code for the simulator. Nothing of them is in the product: there a
 // mutation is the constant false and a probe is no code. They live only where TIERKEEP_MUTABLE is
-// defined, in the second build of the libraries that tierkeep-sim-mutable is made of.
+// defined, in the second build of the marked files, which tierkeep-sim-mutable is made of.
 //
 // A *mutation* takes away one guard: `if (done || TK_MUTATION(kCommitOnSendersWord))`. The suite
 // shows that the simulator notices each within a bounded number of schedules: a guard that nothing
 // would miss is not tested. A *probe* marks a rare path: a suite run that never comes by fails.
 //
-// docs/testing.md says how to add one. Threads (of the mutable build): one.
+// Included by .cc files alone: only those with marks are built twice. docs/testing.md says how to
+// add one. Threads (of the mutable build): one.
 #pragma once
 
 #include <array>
@@ -64,7 +65,17 @@ namespace tierkeep {
   /* Nobody waits for a newer generation whose nodes are away. */ \
   X(kForgetAbsent, "forget-absent")                               \
   /* Replicas with different values stand in for copies. */       \
-  X(kDivergentCopies, "divergent-copies")
+  X(kDivergentCopies, "divergent-copies")                         \
+  /* What a run was restored from doesn't count as its save 0. */ \
+  X(kForgetBranches, "forget-branches")                           \
+  /* An epoch isn't raised above the rendezvous record's. */      \
+  X(kLowEpoch, "low-epoch")                                       \
+  /* What one attempt was refused for is told to the next. */     \
+  X(kRefusedForGood, "refused-for-good")                          \
+  /* Links of the attempt before stay in the volume. */           \
+  X(kOldLinksStay, "old-links-stay")                              \
+  /* What a crash left half made in the store stays. */           \
+  X(kNeverSweep, "never-sweep")
 
 #define TK_PROBES(X)                                               \
   X(kRankTakenByNewer, "rank taken by a newer attempt")            \

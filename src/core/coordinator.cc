@@ -103,7 +103,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
   if (state_ != State::kStarting && (state_ != State::kGathering || registered)) return;
   state_ = State::kStarting;
   writing_ = OwnRecord();
-  writing_.set_epoch(std::max(record_.epoch(), epoch_) + 1);
+  writing_.set_epoch((TK_MUTATION(kLowEpoch) ? epoch_ : std::max(record_.epoch(), epoch_)) + 1);
   write_in_flight_ = true;
   actions_.emplace_back(CoordinatorAction::WriteRendezvous{writing_, version_});
 }

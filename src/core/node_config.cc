@@ -205,7 +205,7 @@ void NodeMachine::Impl::ForgetConfig(const std::string& reason) {
   LeaveRun(reason);
   state_.clear_config_text();
   state_.clear_attempt();
-  state_.clear_refusal();
+  if (!TK_MUTATION(kRefusedForGood)) state_.clear_refusal();
   config_.reset();
   Persist();
 }
@@ -234,7 +234,7 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
   state_.set_attempt_counter(state_.attempt_counter() + 1);
   state_.set_config_text(e.text);
   state_.set_config_file_id(e.file_id);
-  state_.clear_refusal();
+  if (!TK_MUTATION(kRefusedForGood)) state_.clear_refusal();
   unrecorded_refusal_.clear();
   state_.mutable_attempt()->set_agent(state_.agent());
   state_.mutable_attempt()->set_boot(options_.boot.Raw());

@@ -288,6 +288,7 @@ class Branches {
 
   CandidateOrder OrderOf(const SaveKey& save, uint64_t ordinal, uint64_t number) const {
     CandidateOrder order{save.run.sequence, ordinal, number};
+    if (TK_MUTATION(kForgetBranches)) return order;
     const auto by_save = by_save_.find(save);
     if (by_save != by_save_.end()) order = std::max(order, CandidateOrder{by_save->second, 0, 0});
     const auto by_id = by_id_.find({save.run, number});

@@ -53,9 +53,10 @@ void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored)
       world_->Count("restores behind a commit, while something was wrong");
       GiveUpFloor();
     } else if (behind) {
-      return world_->Fail(fmt::format("attempt {} goes on from {}, behind the committed {}",
-                                      attempt, restored ? restored->ToString() : "nothing",
-                                      floor_->save.ToString()));
+      return world_->Fail(
+          Checker::kBehindCommit,
+          fmt::format("attempt {} goes on from {}, behind the committed {}", attempt,
+                      restored ? restored->ToString() : "nothing", floor_->save.ToString()));
     }
   }
   CheckBase(attempt, restored);
@@ -83,7 +84,8 @@ void Ledger::CheckBase(uint32_t attempt, const std::optional<SaveId>& restored) 
   if (same || (restored && PositionOf(*restored) >= Position{base->attempt, 0})) return;
   if (IsGivenUp(base->save.step) || disturbances_ > 0 || disturbed_at_ >= started_at_) return;
   if (!IsAvailable(base->record, std::nullopt, nullptr)) return;
-  world_->Fail(fmt::format("attempt {} goes on from {}, of a branch that attempt {} left for {}",
+  world_->Fail(Checker::kAbandonedBranch,
+               fmt::format("attempt {} goes on from {}, of a branch that attempt {} left for {}",
                            attempt, restored ? restored->ToString() : "nothing", base->attempt,
                            base->save.ToString()));
 }
@@ -242,13 +244,14 @@ bool Ledger::IsIntact(size_t host, const Blake3& digest) const {
   return true;
 }
 
-// "" when its manifest can't be read.
-std::string Ledger::JobOf(size_t host, const Blake3& digest) const {
+// Null when its manifest can't be read.
+std::optional<ShardIdentity> Ledger::IdentityOf(size_t host, const Blake3& digest) const {
   const auto encoded =
       hosts_[host]->outside().ReadSmallFile(AtMount(ShardManifestPath(digest)), kManifestBytesMax);
-  if (!encoded.ok()) return "";
-  const auto manifest = DecodeManifest(*encoded);
-  return manifest.ok() ? manifest->identity.job : "";
+  if (!encoded.ok()) return std::nullopt;
+  auto manifest = DecodeManifest(*encoded);
+  if (!manifest.ok()) return std::nullopt;
+  return std::move(manifest->identity);
 }
 
 std::vector<std::vector<Blake3>> Ledger::Places(const control::GenerationRecord& record) {
@@ -359,7 +362,8 @@ void Ledger::OnRecorded() {
   for (const auto& place : Places(floor_->record)) {
     const auto [copies, demanded] = CopiesOf(floor_->record, place);
     if (copies >= demanded) continue;
-    return world_->Fail(fmt::format("{} is committed with {} copies of a shard, not {}",
+    return world_->Fail(Checker::kCommitLacksCopies,
+                        fmt::format("{} is committed with {} copies of a shard, not {}",
                                     floor_->save.ToString(), copies, demanded));
   }
 }
@@ -376,7 +380,8 @@ void Ledger::CheckFloor(const char* when) {
     world_->Count("commits given up after damage at rest");
     return GiveUpFloor();
   }
-  world_->Fail(fmt::format("{}: no good copy of some shard of the committed {} is left", when,
+  world_->Fail(Checker::kLastCopyGone,
+               fmt::format("{}: no good copy of some shard of the committed {} is left", when,
                            floor_->save.ToString()));
 }
 
@@ -393,6 +398,37 @@ void Ledger::CheckMemory() {
   for (auto& host : hosts_) {
     const uint64_t percent = host->mount().use().bytes * 100 / unit;
     peak_percent_ = std::max(peak_percent_, percent);
+  }
+}
+
+std::set<SaveKey> Ledger::UncommittedAt(size_t host, Rank rank) const {
+  std::set<SaveKey> saves;
+  NodeHost* node = hosts_[host]->node();
+  if (node == nullptr) return saves;
+  const NodeStatus status = node->status();
+  for (const Blake3& digest : ShardsAt(host)) {
+    const auto identity = IdentityOf(host, digest);
+    if (!identity || identity->job != job_->shape().name || identity->rank != rank) continue;
+    if (identity->save.run == status.run) saves.insert(identity->save);
+  }
+  const auto staged = hosts_[host]->outside().List(AtMount(std::string(kStagedDir)));
+  for (const DirEntry& entry : staged.ok() ? *staged : std::vector<DirEntry>()) {
+    const auto unit = ParseStagedName(entry.name);
+    if (unit && unit->save.run == status.run) saves.insert(unit->save);
+  }
+  if (status.committed) saves.erase(FromProto(status.committed->save()));
+  return saves;
+}
+
+void Ledger::CheckUncommitted(size_t most) {
+  for (Rank rank = 0; rank < job_->shape().nodes; ++rank) {
+    const size_t host = job_->placement()[rank];
+    const std::set<SaveKey> saves = UncommittedAt(host, rank);
+    if (saves.size() <= most) continue;
+    return world_->Fail(
+        Checker::kSavesPileUp,
+        fmt::format("n{} holds {} saves that aren't committed, not at most {}: {} to {}", host,
+                    saves.size(), most, saves.begin()->ToString(), saves.rbegin()->ToString()));
   }
 }
 
@@ -425,7 +461,7 @@ std::pair<size_t, size_t> Ledger::CopiesOf(const control::GenerationRecord& reco
 
 void Ledger::CheckAllInPlace() {
   const std::string problem = NotInPlace();
-  if (!problem.empty()) world_->Fail("in the end " + problem);
+  if (!problem.empty()) world_->Fail(Checker::kNotInPlace, "in the end " + problem);
 }
 
 std::string Ledger::NotInPlace() {
@@ -452,7 +488,8 @@ std::string Ledger::NotInPlace(const control::GenerationRecord& record) const {
     for (const Blake3& digest : ShardsAt(host)) {
       // What can't be read stays until somebody looks at it.
       const bool rotten = damaged_.contains(digest) && !IsIntact(host, digest);
-      if (!wanted.contains(digest) && !rotten && JobOf(host, digest) == shape.name) {
+      const auto identity = IdentityOf(host, digest);
+      if (!wanted.contains(digest) && !rotten && identity && identity->job == shape.name) {
         return fmt::format("n{} still holds shard {}", host, digest.Hex().substr(0, 12));
       }
     }

@@ -6,7 +6,7 @@
 //   * as long as the schedule leaves each of its shards one good copy, the agents do, too;
 //   * nor to a branch that was abandoned by a restore;
 //   * a commit is recorded only when all copies that its placement demands are there;
-//   * a mount holds no more than the table of docs/ARCHITECTURE.md, "Memory", allows;
+//   * saves that aren't committed don't pile up (docs/memory.md, "What a volume holds");
 //   * in the end every shard has its copies, and nothing else is left in the stores.
 // Copies are looked for in the files themselves and read in full: no agent's word counts.
 // Threads: one.
@@ -89,6 +89,8 @@ class Ledger {
   // The floor stands, good copies of all of its shards are somewhere.
   void CheckFloor(const char* when);
   void CheckMemory();
+  // Nothing is being saved: no node holds more than `most` saves of its run that aren't committed.
+  void CheckUncommitted(size_t most);
   // Every shard of the newest commit has all copies that its placement demands and the stores hold
   // nothing else.
   void CheckAllInPlace();
@@ -120,7 +122,7 @@ class Ledger {
   // Which save it is, by what is in its shards.
   std::optional<SaveId> SaveOf(const control::GenerationRecord& record);
   bool IsIntact(size_t host, const Blake3& digest) const;
-  std::string JobOf(size_t host, const Blake3& digest) const;
+  std::optional<ShardIdentity> IdentityOf(size_t host, const Blake3& digest) const;
   // For each rank and worker: the shards that can stand there.
   static std::vector<std::vector<Blake3>> Places(const control::GenerationRecord& record);
   // Its equal partitions don't have equal values: one of them must serve all nodes.
@@ -134,6 +136,7 @@ class Ledger {
   std::pair<size_t, size_t> CopiesOf(const control::GenerationRecord& record,
                                      const std::vector<Blake3>& place) const;
   std::string NotInPlace(const control::GenerationRecord& record) const;
+  std::set<SaveKey> UncommittedAt(size_t host, Rank rank) const;
   Position PositionOf(const SaveId& save) const;
   std::set<Blake3> ShardsAt(size_t host) const;
   static bool IsSameWorld(const JobShape& a, const JobShape& b);

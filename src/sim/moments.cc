@@ -32,6 +32,7 @@ void Moments::OnOpened(SimHost* host, Store& store) {
     if (!digest || store.Find(*digest) || knows_not(digest)) continue;
     if (!host->outside().Stat("store/" + ShardManifestPath(*digest)).ok()) continue;
     return world_->Fail(
+        Checker::kShardOverlooked,
         fmt::format("n{} opens its store and overlooks shard {}", host->index(), entry.name));
   }
 }
@@ -48,8 +49,16 @@ void Moments::OnMove(SimHost* host, const FsOp& op) {
     if (!recorded_.insert(to).second) return;
     world_->After(1us, [this] { ledger_->OnRecorded(); });
   } else if (to.starts_with(kClient) && to.ends_with(".restore")) {
+    CheckDecision(host, to);
     world_->After(1us, [this, host, name = to] { OnLink(host, name); });
   }
+}
+
+// Clients of PyTorch wait for the decision and look for their links then: docs/protocol.md.
+void Moments::CheckDecision(SimHost* host, const std::string& name) {
+  if (host->outside().Stat(JoinPath("client", kPrerestoreName)).ok()) return;
+  world_->Fail(Checker::kLinkBeforeDecision,
+               fmt::format("n{}: {} appears before the decision does", host->index(), name));
 }
 
 // A client may look at once: what the link leads to is whole from the first moment on.
@@ -67,8 +76,8 @@ void Moments::OnLink(SimHost* host, const std::string& name) {
   const auto id = IdentifyContent(host->outside(), std::string(kClient) + *target, job_->content());
   world_->Count("links looked at when they appeared");
   if (id.ok()) return;
-  world_->Fail(fmt::format("n{}: {} appears and leads to something bad: {}", host->index(), name,
-                           id.error().ToString()));
+  world_->Fail(Checker::kBadLink, fmt::format("n{}: {} appears and leads to something bad: {}",
+                                              host->index(), name, id.error().ToString()));
 }
 
 }  // namespace tierkeep::sim

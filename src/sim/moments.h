@@ -23,6 +23,7 @@ class Moments {
   void OnMove(SimHost* host, const FsOp& op);
 
  private:
+  void CheckDecision(SimHost* host, const std::string& name);
   void OnLink(SimHost* host, const std::string& name);
 
   World* const world_;

@@ -24,6 +24,7 @@ void SimOperator::Watch() {
 }
 
 void SimOperator::Look() {
+  if (rests_) return;
   for (auto& host : hosts_) {
     const auto stop = host->StopOf(job_->shape().name);
     if (!stop) continue;
@@ -66,21 +67,33 @@ void SimOperator::SkipSomething() {
   if (!committed && (!status.restored || status.restored->none())) return;
   const control::GenerationRecord& record =
       committed ? *status.committed : status.restored->generation();
-  control::RestoreOrder order;
-  order.set_job(job_->shape().name);
   if (world_->prng().Chance(1, 3)) {
+    control::RestoreOrder order;
+    order.set_job(job_->shape().name);
     order.mutable_skip()->set_run(FromProto(record.save().run()).ToString());
     order.mutable_skip()->set_save_number(record.save_number());
-  } else {
-    order.set_skip_step(record.save().step());
-    skips_.push_back(order);
+    if (!Give(&host, order, record.save().step())) return;
+  } else if (!SkipStep(&host, record.save().step())) {
+    return;
   }
-  if (!host.GiveOrder(order)) return;
-  world_->Fault("restore order");
-  ledger_->OnSkipped(record.save().step());
   if (world_->prng().Chance(1, 3)) return;
   world_->Fault("job restart");
   job_->StartLater(world_->Between(1s, 20s));
+}
+
+bool SimOperator::SkipStep(SimHost* host, Step step) {
+  control::RestoreOrder order;
+  order.set_job(job_->shape().name);
+  order.set_skip_step(step);
+  skips_.push_back(order);
+  return Give(host, order, step);
+}
+
+bool SimOperator::Give(SimHost* host, const control::RestoreOrder& order, Step step) {
+  if (!host->GiveOrder(order)) return false;
+  world_->Fault("restore order");
+  ledger_->OnSkipped(step);
+  return true;
 }
 
 void SimOperator::OnStarted() {
@@ -98,7 +111,8 @@ void SimOperator::OnReleased(const std::optional<SaveId>& restored) {
   if (skipped_.empty()) return;
   world_->Count("skip orders that everybody knew of");
   if (!restored || std::count(skipped_.begin(), skipped_.end(), restored->step) == 0) return;
-  world_->Fail(fmt::format("attempt {} goes on from {}, a step that every agent was asked to skip",
+  world_->Fail(Checker::kOrderIgnored,
+               fmt::format("attempt {} goes on from {}, a step that every agent was asked to skip",
                            job_->attempt(), restored->ToString()));
 }
 

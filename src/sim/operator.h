@@ -27,14 +27,20 @@ class SimOperator {
 
   // Looks after restore decisions from now on.
   void Watch();
+  // From now on nobody looks.
+  void Rest() { rests_ = true; }
   // Has the next decision pass over what some agent has committed or was restored from.
   void SkipSomething();
+  // The same for that step, asked of that agent. False: it is away.
+  bool Skip(size_t host, Step step) { return SkipStep(hosts_[host].get(), step); }
   // The job starts, or goes on from `restored`.
   void OnStarted();
   void OnReleased(const std::optional<SaveId>& restored);
 
  private:
   void Look();
+  bool SkipStep(SimHost* host, Step step);
+  bool Give(SimHost* host, const control::RestoreOrder& order, Step step);
   void GiveUp(SimHost* host, const control::RestoreStop& stop);
 
   World* const world_;
@@ -44,7 +50,8 @@ class SimOperator {
   std::optional<Instant> stopped_since_;  // seen at
   Instant next_order_ = Instant::min();
   std::vector<control::RestoreOrder> skips_;  // by step
-  std::vector<Step> skipped_;                 // the present attempt can't begin from these
+  bool rests_ = false;
+  std::vector<Step> skipped_;  // the present attempt can't begin from these
 };
 
 }  // namespace tierkeep::sim

@@ -119,7 +119,10 @@ void FailedOnFullMount(Simulation& sim) {
   if (!sim.RunFor(60s)) return;
   mount.set_bytes_max(uint64_t{1} << 30);
   sim.ledger().EndDisturbance();
-  sim.RunUntilCommitted(1, kLimit);
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  // What it was refused for isn't told to the start that came through.
+  sim.host(0).KillAgent();
+  sim.RunUntilCommitted(sim.job().saves_written() + 2, kLimit);
 }
 
 // A directory that Orbax was making in place when its job died looks like a save, but isn't one.
@@ -195,10 +198,15 @@ void HolderListensToTheDead(Simulation& sim) {
   sim.RunUntilCommitted(1, kLimit);
 }
 
+std::vector<Scenario> WithGuardScenarios(std::vector<Scenario> scenarios) {
+  for (const Scenario& scenario : GuardScenarios()) scenarios.push_back(scenario);
+  return scenarios;
+}
+
 }  // namespace
 
 const std::vector<Scenario>& Scenarios() {
-  static const std::vector<Scenario> scenarios = {
+  static const std::vector<Scenario> scenarios = WithGuardScenarios({
       {.name = "lose-one-machine",
        .about = "a replaced machine gets its shards back from its peer",
        .run = LoseOneMachine,
@@ -250,7 +258,7 @@ const std::vector<Scenario>& Scenarios() {
        .about = "agents that all die at once go on with the run without a new yaml",
        .run = RestartAllAgents,
        .shape = {.framework = Framework::kPytorch, .nodes = 3, .workers = 2}},
-  };
+  });
   return scenarios;
 }
 
@@ -270,6 +278,7 @@ SimulationResult RunScenario(const Scenario& scenario, bool trace, bool print) {
   Simulation sim(options);
   if (scenario.run == nullptr) return sim.Run();
   sim.SetShape(scenario.shape, scenario.spares);
+  sim.set_people_decide(scenario.people_decide);
   sim.Start();
   scenario.run(sim);
   return sim.Finish();

@@ -18,9 +18,12 @@ struct Scenario {
   void (*run)(Simulation&) = nullptr;
   JobShape shape{};  // with `run`, and the rest
   size_t spares = 0;
+  bool people_decide = false;  // whether a newer generation whose nodes are away is given up
 };
 
 const std::vector<Scenario>& Scenarios();
+// Those of guard_scenarios.cc, which are among them.
+std::vector<Scenario> GuardScenarios();
 // nullptr: no such scenario.
 const Scenario* FindScenario(std::string_view name);
 SimulationResult RunScenario(const Scenario& scenario, bool trace, bool print);

@@ -142,7 +142,8 @@ bool SimClient::LookForErrors() {
     (void)volume_->Unlink(name);
     if (name != kFailedName || text->empty()) continue;
     if (state_ == State::kTraining) {
-      world_->Fail(fmt::format("n{}: replicator.failed while the job trains: {}", host(), *text));
+      world_->Fail(Checker::kFailedWhileTraining,
+                   fmt::format("n{}: replicator.failed while the job trains: {}", host(), *text));
     }
     Fail("replicator.failed: " + *text);
     return false;
@@ -159,7 +160,8 @@ void SimClient::LookForLinks() {
     const auto worker = ParseWorkerName(entry.name, ".restore");
     if (!worker || worker->job != options_.job || worker->rank != options_.rank ||
         worker->worker >= options_.workers) {
-      return world_->Fail(fmt::format("n{}: link {} isn't for rank {} of {}", host(), entry.name,
+      return world_->Fail(Checker::kForeignLink,
+                          fmt::format("n{}: link {} isn't for rank {} of {}", host(), entry.name,
                                       options_.rank, options_.job));
     }
     names.push_back(entry.name);
@@ -176,7 +178,8 @@ void SimClient::LookForLinks() {
                       (node == nullptr || node->status().phase != "running");
     if (gone) return Fail("its checkpoint was taken away");
     if (events_.damaged(host(), asked_at_)) return Fail("its checkpoint was damaged after all");
-    return world_->Fail(fmt::format("n{}: rank {} was given a bad checkpoint: {}", host(),
+    return world_->Fail(Checker::kBadCheckpoint,
+                        fmt::format("n{}: rank {} was given a bad checkpoint: {}", host(),
                                     options_.rank, restored.error().ToString()));
   }
   if (names.size() < options_.workers) return;

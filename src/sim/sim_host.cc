@@ -230,6 +230,10 @@ DataServerView SimHost::data_server(uint16_t port) {
 // ---- file operations ---------------------------------------------------------------------------
 
 int SimHost::BeforeCall(SimProcess* process, const FsOp& op) {
+  if (const Between between = between_) {  // a copy: it may put another one in its place
+    between(op);
+    if (!process->alive()) return ECANCELED;
+  }
   if (kill_after_ && (*kill_after_)-- == 0) {
     world_->Trace("n{} dies before {}", index_, op.ToString());
     kill_after_.reset();

@@ -64,6 +64,10 @@ class SimHost {
   void KillAgent();  // at once
   // Kills it in the middle of what it does: before its next-but-`operations` file operation.
   void KillAgentAfter(uint64_t operations) { kill_after_ = operations; }
+  // Asked before each file operation of whatever agent lives here: a scenario's chance to write in
+  // between, or to end that life just there. Empty: nothing.
+  using Between = std::function<void(const FsOp& op)>;
+  void set_between(Between between) { between_ = std::move(between); }
   // The whole machine goes down and comes up without its RAM; what was not synced to its disk may
   // be lost. `replaced`: a new machine, without state, takes its name.
   void LoseMachine(bool replaced);
@@ -121,6 +125,7 @@ class SimHost {
   std::unique_ptr<Dir> outside_;
   std::unique_ptr<Life> life_;
   std::optional<uint64_t> kill_after_;
+  Between between_;
   uint64_t lives_ = 0;
   bool reaping_ = false;
 };

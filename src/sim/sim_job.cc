@@ -165,7 +165,8 @@ void SimJob::OnReady(uint32_t attempt, Rank rank, std::optional<SaveId> restored
     const auto text = [](const std::optional<SaveId>& id) {
       return id ? id->ToString() : std::string("nothing");
     };
-    return world_->Fail(fmt::format("attempt {}: rank {} goes on from {}, another from {}", attempt,
+    return world_->Fail(Checker::kNodesDiffer,
+                        fmt::format("attempt {}: rank {} goes on from {}, another from {}", attempt,
                                     rank, text(restored), text(*other)));
   }
   if (failed_ ||

@@ -3,6 +3,7 @@
 // world. Threads: one.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -63,10 +64,14 @@ class SimJob {
   bool ChangeRestored(size_t host);
   void HostLost(size_t host) { KillProcess(host); }
   void set_saving(bool saving) { saving_ = saving; }
+  // The next save is of a later step than this one.
+  void TrainTo(Step step) { step_ = std::max(step_, step); }
 
   const JobShape& shape() const { return shape_; }
   uint32_t attempt() const { return attempt_; }
   bool training() const { return training_; }
+  // Of the last save, or what the attempt goes on from.
+  Step step() const { return step_; }
   // All saves of this attempt that every rank has finished writing.
   uint32_t saves_written() const { return saves_written_; }
   const std::vector<size_t>& placement() const { return placement_; }  // host by rank

@@ -1,5 +1,6 @@
 #include "sim/sim_rendezvous.h"
 
+#include "base/check.h"
 #include "format/messages.h"
 
 namespace tierkeep::sim {
@@ -43,18 +44,17 @@ Result<std::string> SimRendezvous::CompareAndSwap(std::string_view job, std::str
 void SimRendezvous::CheckRecord(std::string_view before, std::string_view after) {
   const auto old_record = DecodeRendezvousRecord(before);
   const auto new_record = DecodeRendezvousRecord(after);
-  if (!old_record.ok() || !new_record.ok()) {
-    return world_->Fail("a rendezvous record can't be decoded");
-  }
+  TK_CHECK(old_record.ok() && new_record.ok());
   if (new_record->epoch() < old_record->epoch()) {
-    return world_->Fail(fmt::format("epoch {} is written after epoch {}", new_record->epoch(),
+    return world_->Fail(Checker::kEpochFalls,
+                        fmt::format("epoch {} is written after epoch {}", new_record->epoch(),
                                     old_record->epoch()));
   }
   const RunId old_run = FromProto(old_record->run());
   const RunId new_run = FromProto(new_record->run());
   if (new_run != old_run && new_run.sequence <= old_run.sequence) {
-    world_->Fail(
-        fmt::format("run {} is begun after run {}", new_run.ToString(), old_run.ToString()));
+    world_->Fail(Checker::kRunFalls, fmt::format("run {} is begun after run {}", new_run.ToString(),
+                                                 old_run.ToString()));
   }
 }
 

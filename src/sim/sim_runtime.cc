@@ -105,7 +105,8 @@ void SimLoop::Post(std::function<void()> work) {
     work = [world = world_, effects = std::exchange(effects_, nullptr), work = std::move(work)] {
       const uint64_t before = effects();
       work();
-      if (effects() != before) world->Fail("a message of an earlier epoch had an effect");
+      if (effects() != before)
+        world->Fail(Checker::kOldEpochActs, "a message of an earlier epoch had an effect");
     };
   }
   world_->At(busy_until_, [process = process_, work = std::move(work)] {

@@ -15,6 +15,9 @@ constexpr int kStartsMax = 2;
 // In the end: for copies that are made and deleted at leisure.
 constexpr Duration kSettle = 60s;
 constexpr Duration kLastSaveAfter = 10s;
+// docs/memory.md: the one that is being protected, and the oldest and the newest that some node
+// lacks.
+constexpr size_t kUncommittedMax = 3;
 // Changes in the volume that an agent doesn't get to at once.
 constexpr size_t kWatchQueue = 16384;
 constexpr size_t kShortWatchQueue = 2;
@@ -158,7 +161,8 @@ void Simulation::OnLog(size_t host, Severity severity, std::string_view text) {
   if (severity < Severity::kError) return;
   world_.Count("errors logged");
   if (!IsExplained(world_, text)) {
-    world_.Fail(fmt::format("n{} complains without reason: {}", host, text));
+    world_.Fail(Checker::kUnexplainedError,
+                fmt::format("n{} complains without reason: {}", host, text));
   }
 }
 
@@ -181,7 +185,8 @@ bool Simulation::TryUntilCommitted(uint32_t saves, Duration limit) {
 bool Simulation::RunUntilCommitted(uint32_t saves, Duration limit) {
   const bool came = TryUntilCommitted(saves, limit);
   if (!came && !world_.failed()) {
-    world_.Fail(fmt::format("no commit within {}: {}", FormatDuration(limit), States()));
+    world_.Fail(Checker::kNoCommit,
+                fmt::format("no commit within {}: {}", FormatDuration(limit), States()));
   }
   return came;
 }
@@ -233,6 +238,7 @@ void Simulation::Converge() {
   job_->set_saving(false);
   // What some node skipped, since a client overwrote it with the same step again, goes with this.
   if (!RunFor(kLastSaveAfter)) return;
+  ledger_->CheckUncommitted(kUncommittedMax);
   job_->SaveNow(/*new_step=*/true);
   if (!RunFor(kSettle) || !RunUntilCommitted(1, kConvergeMax)) return;
   ledger_->CheckAllInPlace();
@@ -264,7 +270,8 @@ void Simulation::RestartInPlace(const char* when) {
     return missing.empty();
   });
   if (!missing.empty() && !world_.failed()) {
-    world_.Fail(fmt::format("{}, without further saves, {}: {}", when, missing, States()));
+    world_.Fail(Checker::kNotRebuilt,
+                fmt::format("{}, without further saves, {}: {}", when, missing, States()));
   }
 }
 
@@ -286,6 +293,7 @@ SimulationResult Simulation::Finish() {
   SimulationResult result;
   result.seed = options_.seed;
   result.failure = world_.failure();
+  result.checker = world_.checker();
   result.hash = world_.hash();
   result.events = world_.events();
   result.faults = world_.faults_total();

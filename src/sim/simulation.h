@@ -33,7 +33,8 @@ struct SimulationOptions {
 
 struct SimulationResult {
   uint64_t seed = 0;
-  std::string failure;  // empty: all promises were kept
+  std::string failure;                   // empty: all promises were kept
+  Checker checker = Checker::kScenario;  // that saw it
   uint64_t hash = 0;
   uint64_t events = 0;
   uint64_t faults = 0;
@@ -68,12 +69,15 @@ class Simulation {
   size_t hosts() const { return hosts_.size(); }
   Nemesis& nemesis() { return *nemesis_; }
   Ledger& ledger() { return *ledger_; }
-  void SetShape(const JobShape& shape, size_t spares) {  // before Start
+  SimOperator& people() { return *people_; }
+  // What happens to the chunks that peers pull from now on.
+  void SetDataRates(const DataRates& rates) { data_rates_ = rates; }
+  void set_people_decide(bool decide) { people_decide_ = decide; }  // before Start
+  void SetShape(const JobShape& shape, size_t spares) {             // before Start
     shape_ = shape;
     spares_ = spares;
     host_parts_.immutable_flags = true;
     host_parts_.watch_queue_max = 16384;
-    people_decide_ = false;
   }
 
  private:

@@ -23,6 +23,14 @@ TEST(SimulationTest, TheSameSeedGivesTheSameEvents) {
   EXPECT_NE(first.hash, RunOnce(8).hash);
 }
 
+TEST(SimulationTest, GoingRoundInCirclesFails) {
+  World world(1, false);
+  std::function<void()> again = [&] { world.At(world.now(), again); };
+  world.After(1s, again);
+  EXPECT_FALSE(world.RunUntil(world.now() + 2s, [] { return false; }));
+  EXPECT_EQ(world.checker(), Checker::kCircles) << world.failure();
+}
+
 TEST(SimulationTest, SchedulesKeepTheirPromises) {
   for (uint64_t seed = 1000; seed < 1020; ++seed) {
     const SimulationResult result = RunOnce(seed);

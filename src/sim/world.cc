@@ -44,7 +44,8 @@ bool World::RunUntil(Instant end, const std::function<bool()>& done) {
     now_ = event.at;
     work();
     if (++events_ == kEventsMax) {
-      Fail(fmt::format("it goes round in circles: {} events, and no end", kEventsMax));
+      Fail(Checker::kCircles,
+           fmt::format("it goes round in circles: {} events, and no end", kEventsMax));
     }
   }
   return false;
@@ -88,9 +89,10 @@ void World::Fault(std::string_view kind) {
   ++faults_total_;
 }
 
-void World::Fail(std::string why) {
+void World::Fail(Checker checker, std::string why) {
   if (failed()) return;
   Trace("FAILED: {}", why);
+  checker_ = checker;
   failure_ = std::move(why);
 }
 

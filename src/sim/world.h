@@ -14,10 +14,12 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
 #include "base/time.h"
+#include "sim/checkers.h"
 
 namespace tierkeep::sim {
 
@@ -59,9 +61,12 @@ class World {
   const std::map<std::string, uint64_t, std::less<>>& faults() const { return faults_; }
   uint64_t faults_total() const { return faults_total_; }
 
-  // An invariant is broken. The first one ends the run.
-  void Fail(std::string why);
+  // A promise is broken. The first one ends the run.
+  void Fail(Checker checker, std::string why);
+  // What a scenario demands beside all others.
+  void Fail(std::string why) { Fail(Checker::kScenario, std::move(why)); }
   const std::string& failure() const { return failure_; }
+  Checker checker() const { return checker_; }  // that failed, when one has
   bool failed() const { return !failure_.empty(); }
   uint64_t events() const { return events_; }
 
@@ -101,6 +106,7 @@ class World {
   std::map<std::string, uint64_t, std::less<>> faults_;
   uint64_t faults_total_ = 0;
   std::string failure_;
+  Checker checker_ = Checker::kScenario;
 };
 
 }  // namespace tierkeep::sim

@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--jobs", suite.jobs, "processes; without it one a processor");
   app.add_option("--mutation", suite.mutation, "this one alone; --list names them");
+  app.add_flag("--survey", suite.survey, "tell all checkers that notice each, which takes longer");
   app.add_flag("--replay", replay, "run --runs schedules with the mutation, as tierkeep-sim does");
   app.add_option("--scenario", scenario, "with --replay: a schedule by name instead of seeds");
   app.add_flag("--trace", trace, "with --replay: print every event");

@@ -14,11 +14,12 @@ struct SuiteOptions {
   uint64_t runs = 0;      // schedules without one, at least `within`
   uint32_t jobs = 0;      // processes; 0: one a processor
   std::string mutation;   // this one alone, and no run without
+  bool survey = false;    // goes on after the first notice: all that notice each, and how often
   bool as_json = false;
 };
 
-// The exit status: 0 when every mutation was noticed, every unmutated schedule passed, and every
-// probe was hit.
+// The exit status: 0 when every mutation was noticed, every checker noticed its own (hints.h),
+// every unmutated schedule passed, and every probe was hit.
 int RunSuite(const SuiteOptions& options);
 
 // Selects by name; false: there is none of that name.

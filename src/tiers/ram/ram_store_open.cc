@@ -128,6 +128,7 @@ Status RamStore::ReadStoreId() {
 void RamStore::Sweep() {
   for (const std::string_view part : {kIncomingDir, kTrashDir}) {
     const auto entries = root_->List(part);
+    if (TK_MUTATION(kNeverSweep)) continue;
     if (!entries.ok()) {
       AddUnreadable({{}, {}, entries.error().message()});
       continue;

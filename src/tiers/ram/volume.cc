@@ -156,6 +156,7 @@ Status Volume::Clean(const std::vector<std::string>& keep_data) {
   std::vector<std::string> names;
   names.reserve(entries.size());
   for (DirEntry& entry : entries) {
+    if (TK_MUTATION(kOldLinksStay) && entry.name.ends_with(".restore")) continue;
     if (!keep.contains(entry.name)) names.push_back(std::move(entry.name));
   }
   return store_->RemoveFromVolume(names);

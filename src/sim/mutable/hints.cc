@@ -1,0 +1,64 @@
+#include "sim/mutable/hints.h"
+
+namespace tierkeep::sim {
+
+const std::vector<Demand>& Demands() {
+  using C = Checker;
+  using M = Mutation;
+  static const std::vector<Demand> kDemands = {
+      {C::kScenario, M::kSameYamlIsNew},
+      {C::kBehindCommit, M::kForgetAbsent},
+      {C::kAbandonedBranch, M::kForgetBranches},
+      {C::kCommitLacksCopies, M::kCommitOnSendersWord},
+      {C::kLastCopyGone, M::kCollectBeforeCommit},
+      {C::kSavesPileUp, M::kTwoUncommitted},
+      {C::kNotInPlace, M::kNeverCollect},
+      {C::kShardOverlooked, M::kListingErrorIsEmpty},
+      {C::kLinkBeforeDecision, M::kLinksBeforeDecision},
+      {C::kBadLink, M::kIgnoreWriters},
+      {C::kOrderIgnored, M::kIgnoreSkip},
+      {C::kFailedWhileTraining, M::kRefusedForGood},
+      {C::kForeignLink, M::kOldLinksStay},
+      {C::kBadCheckpoint, M::kOldLinksStay},
+      {C::kNodesDiffer, M::kMixReplicas},
+      {C::kEpochFalls, M::kLowEpoch},
+      {C::kRunFalls, M::kLowRunSequence},
+      {C::kOldEpochActs, M::kAcceptOlderEpoch},
+      {C::kUnexplainedError, M::kLoseOccurrence},
+      {C::kNoCommit, M::kReleaseEarly},
+      {C::kNotRebuilt, M::kNoRebuild},
+  };
+  return kDemands;
+}
+
+const std::vector<Hint>& Hints() {
+  using M = Mutation;
+  static const std::vector<Hint> kHints = {
+      {M::kAcceptOlderEpoch, {"--seed 5"}},
+      {M::kAdoptFromIncoming, {"--seed 9"}},
+      {M::kCleanOnResume, {"--seed 16"}},
+      {M::kCommitOnSendersWord, {"--seed 19"}},
+      {M::kCountSuspectCopy, {"--seed 24"}},
+      {M::kDivergentCopies, {"--seed 6"}},
+      {M::kForgetAbsent, {"--scenario newer-generation-is-away"}},
+      {M::kForgetBranches, {"--scenario abandoned-branch"}},
+      {M::kForgetInDoubt, {"--scenario commit-unheard", "--seed 25"}},
+      {M::kIgnoreSkip, {"--scenario skip-as-asked"}},
+      {M::kIgnoreWriters, {"--seed 8"}},
+      {M::kLinkBeforeVerify, {"--seed 12"}},
+      {M::kListingErrorIsEmpty, {"--seed 43"}},
+      {M::kLoseOccurrence, {"--seed 4"}},
+      {M::kLowRunSequence, {"--seed 3"}},
+      {M::kMixReplicas, {"--seed 6"}},
+      {M::kNeverSweep, {"--seed 4"}},
+      {M::kNewestByStep, {"--scenario newer-generation-is-away"}},
+      {M::kOldLinksStay, {"--seed 1", "--seed 3"}},
+      {M::kRefusedForGood, {"--scenario failed-on-full-mount", "--seed 32"}},
+      {M::kSameYamlIsNew, {"--scenario dies-before-the-yaml-goes"}},
+      {M::kTakeWithoutDigest, {"--seed 4"}},
+      {M::kTwoUncommitted, {"--scenario no-copy-can-be-made"}},
+  };
+  return kHints;
+}
+
+}  // namespace tierkeep::sim
