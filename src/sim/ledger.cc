@@ -43,7 +43,7 @@ Ledger::Position Ledger::PositionOf(const SaveId& save) const {
 }
 
 void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored) {
-  CheckFloor("at a release");
+  Refresh();
   if (floor_) {
     const bool behind = !restored || PositionOf(*restored) < PositionOf(floor_->save);
     if (behind && IsGivenUp(floor_->save.step)) {
@@ -59,6 +59,8 @@ void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored)
                       restored ? restored->ToString() : "nothing", floor_->save.ToString()));
     }
   }
+  // Not before: what was given up, as ordered, may be gone with the commit of what came instead.
+  CheckFloor("at a release");
   CheckBase(attempt, restored);
   if (restored) bases_[attempt] = {restored->attempt, restored->nth};
   // One that was given since may be for the next decision.
@@ -361,7 +363,9 @@ void Ledger::OnRecorded() {
   if (lost_at_ + kCommitWordMax > world_->now()) return;
   for (const auto& place : Places(floor_->record)) {
     const auto [copies, demanded] = CopiesOf(floor_->record, place);
-    if (copies >= demanded) continue;
+    // An agent takes its copy for good until it reads it again: it may have been right when it was
+    // hashed, long before this commit of what the job was restored from.
+    if (copies + RottenCopiesOf(place) >= demanded) continue;
     return world_->Fail(Checker::kCommitLacksCopies,
                         fmt::format("{} is committed with {} copies of a shard, not {}",
                                     floor_->save.ToString(), copies, demanded));
@@ -457,6 +461,15 @@ std::pair<size_t, size_t> Ledger::CopiesOf(const control::GenerationRecord& reco
   const size_t demanded =
       shape.replicas > 1 ? shape.replicas * (Diverges(record) ? 2 : 1) : 1 + shape.peers;
   return {copies.size(), demanded};
+}
+
+size_t Ledger::RottenCopiesOf(const std::vector<Blake3>& place) const {
+  size_t copies = 0;
+  for (const auto& [digest, host] : damaged_copies_) {
+    if (std::find(place.begin(), place.end(), digest) == place.end()) continue;
+    copies += ShardsAt(host).contains(digest) && !IsIntact(host, digest) ? 1 : 0;
+  }
+  return copies;
 }
 
 void Ledger::CheckAllInPlace() {

@@ -65,8 +65,8 @@ class Ledger {
   // A copy on that host was damaged: what its client was given since may be bad without fault.
   void OnDamage(size_t host, const Blake3& digest) {
     Disturb();
-    OnLost();
     damaged_.insert(digest);
+    damaged_copies_.insert({digest, host});
     damaged_at_[host] = world_->now();
   }
   bool DamagedSince(size_t host, Instant when) const {
@@ -135,6 +135,8 @@ class Ledger {
   // Good ones of the place, and how many there must be.
   std::pair<size_t, size_t> CopiesOf(const control::GenerationRecord& record,
                                      const std::vector<Blake3>& place) const;
+  // Of the place: those that were damaged at rest and stand there still.
+  size_t RottenCopiesOf(const std::vector<Blake3>& place) const;
   std::string NotInPlace(const control::GenerationRecord& record) const;
   std::set<SaveKey> UncommittedAt(size_t host, Rank rank) const;
   Position PositionOf(const SaveId& save) const;
@@ -163,6 +165,7 @@ class Ledger {
   };
   std::optional<Base> base_;
   std::set<Blake3> damaged_;  // some copy of it
+  std::set<std::pair<Blake3, size_t>> damaged_copies_;
   Instant lost_at_ = Instant::min();
   std::optional<Instant> without_since_;
   std::set<Step> skipped_;
