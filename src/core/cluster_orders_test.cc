@@ -75,6 +75,22 @@ TEST(RestoreOrder, SkippedStepIsNotChosenOnce) {
   EXPECT_EQ(cluster.client(0).step, 20U) << LogOf(cluster);
 }
 
+// What a decision has dealt with was given by a clock that is ahead: the same order, given again,
+// is another one.
+TEST(RestoreOrder, TheSameOrderGivenByAnEarlierClockIsObeyed) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  for (const Duration ahead : {9h, 0h}) {
+    cluster.GiveOrder(ahead == 0h ? 0 : 1, SkipStep(10), ahead);
+    cluster.Run(1s);
+    ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
+    EXPECT_FALSE(cluster.client(0).step.has_value()) << LogOf(cluster);
+    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cluster.status(i).orders.size(), 0) << i;
+  }
+  ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
+  EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
+}
+
 TEST(RestoreOrder, SkippedSaveIsNamedByRunAndNumber) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));

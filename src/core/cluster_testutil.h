@@ -90,8 +90,9 @@ class TestCluster {
   void AddUnreadable(size_t host, const control::Unreadable& item) {
     at(host).unreadable.push_back(item);
   }
-  void GiveOrder(size_t host, control::RestoreOrder order) {
-    order.set_after(WallMillis(WallTime(now_.time_since_epoch())));
+  // `ahead`: so far that host's clock is.
+  void GiveOrder(size_t host, control::RestoreOrder order, Duration ahead = {}) {
+    order.set_after(WallMillis(WallTime(now_.time_since_epoch()) + ahead));
     NodeLater(host, NodeEvent::OrderGiven{order});
   }
   size_t UnreadableParts(size_t host) const { return hosts_[host]->unreadable.size(); }

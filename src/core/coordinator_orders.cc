@@ -31,7 +31,13 @@ std::string JoinNames(const google::protobuf::RepeatedPtrField<std::string>& nam
 // ---- orders ----------------------------------------------------------------------------------
 
 void CoordinatorMachine::Impl::TakeOrders(const control::Join& join) {
-  if (AddOrders(&orders_, join.orders())) SpreadOrders(join.orders(), join.node());
+  if (!AddOrders(&orders_, join.orders())) return;
+  // One that was away brings orders that have had their decision: they must not wait for the next.
+  RestoreOrders open;
+  for (const auto& order : OpenOrders()) {
+    if (HasOrder(join.orders(), order)) *open.Add() = order;
+  }
+  if (!open.empty()) SpreadOrders(open, join.node());
 }
 
 // Every member keeps them: any of them may be lost before the job starts again.
@@ -45,12 +51,16 @@ void CoordinatorMachine::Impl::SpreadOrders(const RestoreOrders& orders, const s
 }
 
 void CoordinatorMachine::Impl::OnOrders(const Peer& from, const control::RestoreOrders& m) {
-  AddOrders(&orders_, m.orders());
-  for (const auto& order : m.orders()) {
+  RestoreOrders given = m.orders();
+  for (auto& order : given) {
+    // Given now, whatever the clock of its host says: no decision until now has dealt with it.
+    order.set_after(std::max<uint64_t>(order.after(), run_.sequence));
+    if (state_ == State::kRunning && choice_) RaiseAbove(choice_->orders(), &order);
     Log(Severity::kWarning, fmt::format("Asked on node {}: {}, at the next restore decision",
                                         from.node(), ToString(order)));
   }
-  SpreadOrders(m.orders(), from.node());
+  AddOrders(&orders_, given);
+  SpreadOrders(given, from.node());
   if (waiting_for_holders_) Decide();
 }
 
@@ -62,12 +72,16 @@ RestoreOrders CoordinatorMachine::Impl::OpenOrders() const {
     RestoreOrders one;
     *one.Add() = order;
     bool done = false;
-    ForEachPeer([&](const Peer& peer) {
-      done = done || peer.join.last_run().sequence() > order.after();
-      for (const auto& other : peer.join.last_restored().orders()) {
+    const auto released = [&](uint64_t sequence, const control::RestoreChoice& from) {
+      done = done || sequence > order.after();
+      for (const auto& other : from.orders()) {
         done = done || (other.after() >= order.after() && HasOrder(one, other));
       }
+    };
+    ForEachPeer([&](const Peer& peer) {
+      released(peer.join.last_run().sequence(), peer.join.last_restored());
     });
+    if (state_ == State::kRunning && choice_) released(run_.sequence, *choice_);
     if (!done) *open.Add() = order;
   }
   return open;

@@ -15,6 +15,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::OrderGiven& e) {
   // This host's clock may be behind the one that numbered the runs; and between two attempts no
   // yaml says which job's these were: to name a later one does no harm.
   order.set_after(std::max<uint64_t>(order.after(), state_.highest_run().sequence()));
+  RaiseAbove(state_.last_restored().orders(), &order);
   RestoreOrders orders;
   *orders.Add() = std::move(order);
   AddOrders(state_.mutable_orders(), orders);

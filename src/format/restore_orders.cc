@@ -111,6 +111,12 @@ bool AddOrders(RestoreOrders* to, const RestoreOrders& from) {
   return added;
 }
 
+void RaiseAbove(const RestoreOrders& done, control::RestoreOrder* order) {
+  for (const control::RestoreOrder& other : done) {
+    if (IsSame(other, *order)) order->set_after(std::max(order->after(), other.after() + 1));
+  }
+}
+
 bool RemoveOrders(RestoreOrders* from, const RestoreOrders& done) {
   const int before = from->size();
   from->erase(std::remove_if(from->begin(), from->end(),

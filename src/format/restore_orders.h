@@ -36,6 +36,9 @@ bool HasOrder(const RestoreOrders& orders, const control::RestoreOrder& order);
 // Adds what isn't there yet, up to kRestoreOrdersMax; of equal ones the later counts. Whether
 // anything was added.
 bool AddOrders(RestoreOrders* to, const RestoreOrders& from);
+// A new order is later than an equal one that was dealt with, whatever the clock said that this one
+// was given by.
+void RaiseAbove(const RestoreOrders& done, control::RestoreOrder* order);
 // Removes what stands in `done`. Whether anything went.
 bool RemoveOrders(RestoreOrders* from, const RestoreOrders& done);
 
