@@ -90,7 +90,10 @@ void NodeMachine::Impl::Resume() {
   }
   phase_ = Phase::kRunning;
   TK_PROBE_IF(kResumeMidRelease, !state_.links_placed());
-  if (!state_.links_placed()) PlaceAll();
+  if (state_.links_placed()) return;
+  // The store knows of those links only that stood when the agent ended.
+  DistrustRestored();
+  PlaceAll();
 }
 
 // The shards of this node's last run tell of saves that the state doesn't know yet; those of a run

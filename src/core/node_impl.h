@@ -167,10 +167,13 @@ class NodeMachine::Impl {
   void OnRunEnded(const control::RunEnded& m);
   void OnJobStatus(const control::JobStatus& m);
   void StartHolding();
+  bool HoldsForOthers() const;
+  void TakeTurns(Duration turn);
   void PollHolder();
   std::set<std::string> HolderJobs() const;
   Duration GatherBudget() const;
   void Meet(const control::SourceList& sources);
+  void NoteNodes();
   void TakeMembers(const control::RunStart& m);
 
   // -- node_restore.cc
@@ -298,6 +301,7 @@ class NodeMachine::Impl {
   Duration pause_{};
   std::string holder_job_;                      // asked about, or held for
   std::set<std::string> holder_done_;           // asked about in this round
+  bool took_turn_ = false;                      // in this round a coordinator was left
   std::map<std::string, Epoch> holder_epochs_;  // seen, by job
   RunId holder_run_;
   Epoch holder_epoch_ = 0;

@@ -121,6 +121,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorConnected&) {
   SendJoin();
   if (!holding_ && !InRun()) phase_ = Phase::kJoining;
   if (holding_ && phase_ != Phase::kEnded && phase_ != Phase::kFailed) phase_ = Phase::kHolder;
+  if (holding_) TakeTurns(options_.timings.holder_poll);
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorLost& e) {
@@ -252,6 +253,8 @@ void NodeMachine::Impl::OnRejected(const control::Rejected& m) {
 void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   const control::RunStart& m = message.run_start();
   if (holding_) {
+    // While it restores, it is served longer.
+    if (holder_run_ != FromProto(m.run())) TakeTurns(options_.timings.holder_grace);
     holder_run_ = FromProto(m.run());
     holder_epoch_ = m.epoch();
     holder_epochs_[holder_job_] = std::max<Epoch>(holder_epochs_[holder_job_], m.epoch());
@@ -290,14 +293,7 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   state_.set_epoch(m.epoch());
   state_.set_highest_epoch(m.epoch());
   if (state_.highest_run().sequence() < run.sequence) *state_.mutable_highest_run() = m.run();
-  // Until the release the nodes of the run before may have the only copies: they stay in the list.
-  if (Released()) state_.clear_nodes();
-  for (const auto& member : members_) {
-    const auto& nodes = state_.nodes();
-    if (!member.holder() && std::find(nodes.begin(), nodes.end(), member.node()) == nodes.end()) {
-      state_.add_nodes(member.node());
-    }
-  }
+  NoteNodes();
   Persist();
   Do(NodeAction::UseMembers{members_});
   entered_ = true;
@@ -312,6 +308,17 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   } else if (!Released()) {
     phase_ = restore_ && restore_->answered && restore_->answer.ok() ? Phase::kPrepared
                                                                      : Phase::kRestoring;
+  }
+}
+
+// Until the release the nodes of the run before may have the only copies: they stay in the list.
+void NodeMachine::Impl::NoteNodes() {
+  if (Released()) state_.clear_nodes();
+  for (const auto& member : members_) {
+    const auto& nodes = state_.nodes();
+    if (!member.holder() && std::find(nodes.begin(), nodes.end(), member.node()) == nodes.end()) {
+      state_.add_nodes(member.node());
+    }
   }
 }
 
@@ -373,6 +380,7 @@ void NodeMachine::Impl::OnRunEnded(const control::RunEnded& m) {
   holder_run_ = {};
   holder_epoch_ = 0;
   SendJoin();
+  TakeTurns(options_.timings.holder_poll);
 }
 
 // ---- holders ---------------------------------------------------------------------------------
@@ -381,8 +389,11 @@ void NodeMachine::Impl::StartHolding() {
   holder_job_.clear();
   holder_done_.clear();
   if (HolderJobs().empty()) return;
-  Arm(kHolderTimer,
-      state_.orders().empty() ? options_.timings.holder_poll : options_.timings.reconnect_max);
+  Duration pause =
+      state_.orders().empty() ? options_.timings.holder_poll : options_.timings.reconnect_max;
+  // A coordinator that was left for the others' sake has its turn again at once.
+  if (std::exchange(took_turn_, false)) pause = options_.timings.reconnect_first;
+  Arm(kHolderTimer, pause);
 }
 
 // Those of which something is here; those whose decision was told to have stopped, perhaps for what
@@ -395,11 +406,30 @@ std::set<std::string> NodeMachine::Impl::HolderJobs() const {
   return jobs;
 }
 
+bool NodeMachine::Impl::HoldsForOthers() const {
+  const std::set<std::string> jobs = HolderJobs();
+  return jobs.size() > jobs.count(holder_job_);
+}
+
+// One link serves one job. The coordinator at its other end may wait for good, for ranks that never
+// come, while another job's waits for what is here.
+void NodeMachine::Impl::TakeTurns(Duration turn) {
+  if (HoldsForOthers()) Arm(kHolderTimer, turn);
+}
+
 // Asks for the next job's record, one at a time; after the last one waits for the next round.
 void NodeMachine::Impl::PollHolder() {
   const bool may_hold = phase_ == Phase::kIdle || phase_ == Phase::kHolder ||
                         phase_ == Phase::kFailed || phase_ == Phase::kEnded;
-  if (!may_hold || link_ != Link::kNone || stopping_) return;
+  if (!may_hold || stopping_) return;
+  if (holding_ && link_ == Link::kUp && HoldsForOthers()) {
+    Do(NodeAction::Disconnect{});
+    link_ = Link::kNone;
+    entered_ = link_local_ = holding_ = false;
+    if (phase_ == Phase::kHolder) phase_ = Phase::kIdle;
+    took_turn_ = true;
+  }
+  if (link_ != Link::kNone) return;
   if (!holder_job_.empty()) holder_done_.insert(holder_job_);
   holder_job_.clear();
   for (const std::string& other : HolderJobs()) {

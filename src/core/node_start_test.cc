@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -51,6 +52,90 @@ TEST(NodeStart, SavesTakenBeforeACrashBetweenAttemptsAreTakenUpByTheNext) {
   EXPECT_EQ(staged, std::vector<std::string>{wanted});
   EXPECT_TRUE(std::count(deleted.begin(), deleted.end(), unwanted) >= 1);
   EXPECT_EQ(std::count(deleted.begin(), deleted.end(), wanted), 0);
+}
+
+// The store marks a copy that the job may write into when its link is placed. An agent that died
+// just before that places the link in its next life, whose store knew nothing of it at its start.
+TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
+  NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+  NodeEvent::Started started;
+  JobConfig config;
+  config.job = "job";
+  config.rank = 1;
+  config.world = kWorld;
+  started.config = config;
+  const SaveKey save{TestRun(7), 10, 1};
+  control::NodeState& state = started.state;
+  state.set_config_text("yaml");
+  state.mutable_attempt()->set_counter(1);
+  state.set_volume_cleaned(true);
+  *state.mutable_run() = ToProto(TestRun(8));
+  state.set_epoch(3);
+  state.set_released(true);
+  control::GenerationRecord& generation = *state.mutable_restored()->mutable_generation();
+  *generation.mutable_save() = ToProto(save);
+  *generation.mutable_world() = ToProto(kWorld);
+  for (const Rank rank : {0, 1}) {
+    *generation.add_shards() = MakeShard({.save = save, .rank = rank, .world = kWorld});
+    *started.inventory.add_shards() = generation.shards(static_cast<int>(rank));
+  }
+  std::optional<control::Join> join;
+  bool placed = false;
+  const auto step = [&](const NodeEvent::Any& event) {
+    for (const auto& action : machine.Step(Instant(1000s), event)) {
+      placed = placed || std::holds_alternative<NodeAction::PlaceLink>(action);
+      const auto* send = std::get_if<NodeAction::Send>(&action);
+      if (send != nullptr && send->message.has_join()) join = send->message.join();
+    }
+  };
+  step(started);
+  EXPECT_TRUE(placed);
+  control::RendezvousRecord record;
+  record.set_job("job");
+  *record.mutable_run() = ToProto(TestRun(8));
+  step(NodeEvent::CoordinatorLocated{record});
+  step(NodeEvent::CoordinatorConnected{});
+  ASSERT_TRUE(join.has_value());
+  for (const auto& shard : join->inventory().shards()) {
+    EXPECT_EQ(shard.suspect(), shard.rank() == 1) << shard.rank();
+  }
+}
+
+// The coordinator of a job that never starts again may listen for ever.
+TEST(NodeStart, AHolderOfTwoJobsServesBothInTurn) {
+  NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+  NodeEvent::Started started;
+  uint64_t content = 0;
+  for (const char* job : {"first", "second"}) {
+    *started.inventory.add_shards() =
+        MakeShard({.save = {TestRun(7), 10, 1}, .world = kWorld, .content = ++content}, job);
+  }
+  std::vector<std::string> asked;  // whose coordinator
+  TimerId timer = 0;
+  bool left = false;
+  const auto step = [&](const NodeEvent::Any& event) {
+    for (const auto& action : machine.Step(Instant(1000s), event)) {
+      if (const auto* a = std::get_if<NodeAction::LocateCoordinator>(&action)) {
+        asked.push_back(a->job);
+      } else if (const auto* set = std::get_if<NodeAction::SetTimer>(&action)) {
+        timer = set->timer;
+      } else {
+        left = left || std::holds_alternative<NodeAction::Disconnect>(action);
+      }
+    }
+  };
+  step(started);
+  for (const bool second : {false, true}) {
+    const TimerId turn = timer;
+    step(NodeEvent::TimerFired{turn});
+    EXPECT_EQ(asked.size(), second ? 2U : 1U);
+    EXPECT_EQ(left, second);
+    control::RendezvousRecord record;
+    record.set_job(asked.back());
+    step(NodeEvent::CoordinatorLocated{record});
+    step(NodeEvent::CoordinatorConnected{});
+  }
+  EXPECT_NE(asked.front(), asked.back());
 }
 
 }  // namespace
