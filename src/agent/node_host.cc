@@ -479,7 +479,7 @@ Status NodeHost::Do(const NodeAction::Verify& action) {
     VerifyResult result = parts_.store->Verify(action.digest, flag.get());
     EndTask(action.task);
     Post(NodeEvent::Verified{action.task, action.digest, result.ok, std::move(result.problem),
-                             parts_.clock->Now() - begin});
+                             parts_.clock->Now() - begin, result.unread});
   });
   return OkStatus();
 }

@@ -565,28 +565,6 @@ TEST(ClusterFault, OneNodesNewYamlEndsTheRun) {
   EXPECT_EQ(cluster.client(1).step, 10U);
 }
 
-TEST(ClusterFault, TheYamlGoesEarlyWhenTheClientRestarts) {
-  TestCluster cluster({.hosts = 2});
-  cluster.ChangeJaxInit(0, "one");
-  cluster.Run(1s);
-  cluster.StartClient(0, 0);
-  cluster.Run(2s);
-  EXPECT_TRUE(cluster.YamlStands(0));
-  cluster.ChangeJaxInit(0, "two");
-  cluster.Run(1s);
-  EXPECT_FALSE(cluster.YamlStands(0));
-  // Where that can't be known, it goes after a minute; the attempt stays valid.
-  cluster.StartClient(1, 1);
-  cluster.StartClient(0, 0);
-  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
-  TestCluster unknown({.hosts = 2});
-  unknown.StartClient(0, 0);
-  unknown.Run(61s);
-  EXPECT_FALSE(unknown.YamlStands(0));
-  unknown.StartClient(1, 1);
-  ASSERT_RUNS_UNTIL(unknown, unknown.AllReleased());
-}
-
 TEST(ClusterFault, SameSeedSameActions) {
   std::string first;
   for (int i = 0; i < 2; ++i) {

@@ -31,6 +31,48 @@ TEST(ClusterRestart, TheLastSourceIsTriedAgainBeforeItsCheckpointIsGivenUp) {
   EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
 }
 
+// Its rank's own shard.
+Blake3 OwnCopy(TestCluster* cluster, size_t host) {
+  for (const auto& [digest, copy] : cluster->store(host)) {
+    if (copy.info.rank() == cluster->rank(host)) return digest;
+  }
+  return {};
+}
+
+// An error while it is read proves nothing: the only copy of what is committed isn't passed over.
+TEST(ClusterRestart, ACopyThatCanNotBeReadStopsTheDecisionUntilItCan) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  const Blake3 digest = OwnCopy(&cluster, 1);
+  cluster.KillAgent(0);
+  cluster.LoseHost(0);
+  cluster.StartAgent(0);
+  cluster.store(1).at(digest).unread = true;
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster,
+                    !cluster.client(0).failed.empty() && !cluster.client(1).failed.empty());
+  EXPECT_NE(
+      cluster.client(0).failed[0].find("node n1, RAM tier: the copy of rank 1's shard of step 10"),
+      std::string::npos)
+      << cluster.client(0).failed[0];
+  EXPECT_FALSE(cluster.client(0).released || cluster.client(1).released);
+  // The next start reads it again.
+  cluster.store(1).at(digest).unread = false;
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cluster.client(i).step, 10U) << LogOf(cluster);
+}
+
+TEST(ClusterRestart, ACopyThatCanNotBeReadIsReplacedFromThePeer) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  const Blake3 digest = OwnCopy(&cluster, 1);
+  cluster.store(1).at(digest).unread = true;
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cluster.client(i).step, 10U) << LogOf(cluster);
+}
+
 // A stray process waits for a rank; when the job restarts, its first node must not begin with it.
 TEST(ClusterRestart, AStrayProcessDoesNotTakeTheRankOfANodeThatRestarts) {
   TestCluster cluster({.hosts = 3});
@@ -47,6 +89,28 @@ TEST(ClusterRestart, AStrayProcessDoesNotTakeTheRankOfANodeThatRestarts) {
   cluster.StartClient(2, 1);
   cluster.StartClient(0, 0);
   ASSERT_RUNS_UNTIL(cluster, cluster.client(0).released && cluster.client(2).released);
+}
+
+TEST(ClusterRestart, TheYamlGoesEarlyWhenTheClientRestarts) {
+  TestCluster cluster({.hosts = 2});
+  cluster.ChangeJaxInit(0, "one");
+  cluster.Run(1s);
+  cluster.StartClient(0, 0);
+  cluster.Run(2s);
+  EXPECT_TRUE(cluster.YamlStands(0));
+  cluster.ChangeJaxInit(0, "two");
+  cluster.Run(1s);
+  EXPECT_FALSE(cluster.YamlStands(0));
+  // Where that can't be known, it goes after a minute; the attempt stays valid.
+  cluster.StartClient(1, 1);
+  cluster.StartClient(0, 0);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  TestCluster unknown({.hosts = 2});
+  unknown.StartClient(0, 0);
+  unknown.Run(61s);
+  EXPECT_FALSE(unknown.YamlStands(0));
+  unknown.StartClient(1, 1);
+  ASSERT_RUNS_UNTIL(unknown, unknown.AllReleased());
 }
 
 // While the job gathers, a younger attempt takes the rank of host 1, whose own is refused for good.

@@ -235,9 +235,11 @@ void TestCluster::FinishTask(size_t host, TaskId id) {
     case Task::Kind::kVerify: {
       const auto& a = std::get<NodeAction::Verify>(task.action);
       const auto copy = h.store.find(a.digest);
-      const bool good = copy != h.store.end() && copy->second.good && !task.cancelled;
+      const bool unread = copy != h.store.end() && copy->second.unread;
+      const bool good = copy != h.store.end() && copy->second.good && !unread && !task.cancelled;
       if (good) Held(host, a.digest);
-      return ToNode(host, NodeEvent::Verified{id, a.digest, good, good ? "" : "bytes differ", 1ms});
+      const char* problem = good ? "" : unread ? "input/output error" : "bytes differ";
+      return ToNode(host, NodeEvent::Verified{id, a.digest, good, problem, 1ms, unread});
     }
     case Task::Kind::kCompare: {
       const auto& a = std::get<NodeAction::Compare>(task.action);

@@ -52,6 +52,7 @@ class TestCluster {
   struct Copy {
     control::ShardInfo info;
     bool good = true;
+    bool unread = false;  // its bytes are good, but can't be read
   };
 
   explicit TestCluster(TestClusterOptions options);

@@ -101,6 +101,7 @@ struct NodeEvent {
     bool ok = false;
     std::string problem;
     Duration took{};
+    bool unread = false;  // its bytes can't be read: whether they are good isn't known
   };
   struct Deleted {
     TaskId task = 0;

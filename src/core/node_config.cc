@@ -279,6 +279,7 @@ void NodeMachine::Impl::LeaveRun(const std::string& reason) {
   restore_.reset();
   keeps_.clear();
   while (!fetches_.empty()) CancelFetch(fetches_.begin()->first);
+  while (!unread_.empty()) TakeBackUnread(unread_.begin()->first);
   for (auto& [task, work] : staging_) {
     work.adopted = true;
     NoteSave(work.unit.save, work.ordinal);

@@ -83,6 +83,10 @@ class NodeMachine::Impl {
     std::map<Worker, std::string> staged_names;   // not yet hashed
     bool told = false;  // to a coordinator of the run, which may have committed it
   };
+  struct UnreadCopy {
+    std::string problem;
+    bool told = false;  // the coordinator, by a join
+  };
   struct CompareWork {
     uint64_t order = 0;
     Epoch epoch = 0;
@@ -183,6 +187,7 @@ class NodeMachine::Impl {
   void PlaceAll();
   void RestoreFetched(const Blake3& digest, const Status& status);
   void AnswerRestore();
+  void TellUnread();
   void CancelRestore();
 
   // -- node_orders.cc
@@ -230,6 +235,7 @@ class NodeMachine::Impl {
   void CancelledPullEnded(const CancelledPull& pull, const Status& status);
   void DeleteAll(std::vector<Blake3> digests, std::vector<std::string> staged);
   bool HoldsVerified(const Blake3& digest) const;
+  void TakeBackUnread(const Blake3& digest);
 
   // -- node_memory.cc
   void AskForRoom();
@@ -273,6 +279,8 @@ class NodeMachine::Impl {
   // The store, as far as told.
   std::map<Blake3, control::ShardInfo> shards_;
   std::map<Blake3, control::ShardInfo> bad_;  // found bad; deleted with the next commit
+  // Of these, what can't be read and may be good: the next attempt reads it again.
+  std::map<Blake3, UnreadCopy> unread_;
   std::vector<control::GenerationRecord> generations_;
   std::vector<control::Unreadable> unreadable_;
 

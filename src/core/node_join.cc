@@ -182,6 +182,14 @@ void NodeMachine::Impl::SendJoin() {
     if (record.job() == job()) *join->mutable_inventory()->add_generations() = record;
   }
   for (const auto& item : unreadable_) *join->mutable_inventory()->add_unreadable() = item;
+  for (const auto& [digest, copy] : unread_) {
+    const auto known = bad_.find(digest);
+    if (known == bad_.end() || known->second.job() != job()) continue;
+    auto* item = join->mutable_inventory()->add_unreadable();
+    item->set_digest(digest.Raw());
+    item->set_detail(fmt::format("the copy of rank {}'s shard of step {}: {}", known->second.rank(),
+                                 known->second.save().step(), copy.problem));
+  }
   for (const auto& order : state_.orders()) {
     if (order.job() == job()) *join->add_orders() = order;
   }

@@ -79,10 +79,22 @@ void NodeMachine::Impl::RestoreFetched(const Blake3& digest, const Status& statu
 
 void NodeMachine::Impl::AnswerRestore() {
   restore_->answered = true;
-  if (restore_->answer.ok()) phase_ = Phase::kPrepared;
+  if (restore_->answer.ok()) {
+    phase_ = Phase::kPrepared;
+  } else {
+    TellUnread();
+  }
   control::Envelope message = NewMessage();
   *message.mutable_restore_prepared() = restore_->answer;
   Send(std::move(message));
+}
+
+// What can't be read may be the newest that there is: the decision must not pass over it. A join
+// tells what is here, that it can't be read included.
+void NodeMachine::Impl::TellUnread() {
+  bool news = false;
+  for (auto& [digest, copy] : unread_) news = !std::exchange(copy.told, true) || news;
+  if (news) SendJoin();
 }
 
 // All nodes have their part: the job goes on here.

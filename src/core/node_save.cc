@@ -312,12 +312,14 @@ void NodeMachine::Impl::Handle(const NodeEvent::Verified& e) {
     FetchDone(digest, OkStatus(), {}, 0);
     return;
   }
-  WriteError(fmt::format("the copy of rank {}'s shard of step {} is bad: {}",
+  WriteError(fmt::format("the copy of rank {}'s shard of step {} {}: {}",
                          fetch.wanted.shard().rank(), fetch.wanted.shard().save().step(),
-                         e.problem));
+                         e.unread ? "can't be read" : "is bad", e.problem));
   TK_PROBE(kBadCopyReplaced);
   if (auto bad = shards_.extract(digest)) bad_.insert(std::move(bad));
-  if (restore_ && restore_->open.count(digest) != 0) {
+  if (e.unread) {
+    unread_[digest] = {e.problem};
+  } else if (restore_ && restore_->open.count(digest) != 0) {
     restore_->answer.add_bad_shards(digest.Raw());
   }
   StartPull(digest, &fetch);
@@ -342,6 +344,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
     control::ShardInfo shard = fetches_.at(digest).wanted.shard();
     shard.clear_suspect();
     shards_[digest] = std::move(shard);
+    unread_.erase(digest);
     checked_.insert(digest);
   }
   if (restore_ && restore_->open.count(digest) != 0) {
@@ -367,8 +370,20 @@ void NodeMachine::Impl::FetchDone(const Blake3& done, const Status& status,
                                   const std::vector<std::string>& bad_sources, uint64_t bytes) {
   const Blake3 digest = done;  // may live in what is erased
   fetches_.erase(digest);
+  // A restore says so before it is given another try.
+  if (!restore_ || restore_->open.count(digest) == 0) TakeBackUnread(digest);
   KeepFetched(digest, status, bad_sources, bytes);
   RestoreFetched(digest, status);
+}
+
+// It counts as a copy that isn't verified: read again before it is used.
+void NodeMachine::Impl::TakeBackUnread(const Blake3& which) {
+  const Blake3 digest = which;  // may live in what is erased
+  if (unread_.erase(digest) == 0) return;
+  auto copy = bad_.extract(digest);
+  if (copy.empty()) return;
+  copy.mapped().set_suspect(true);
+  shards_.insert(std::move(copy));
 }
 
 void NodeMachine::Impl::CancelFetch(const Blake3& which) {
@@ -528,6 +543,7 @@ void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::
     if (auto shard = shards_.extract(digest)) deleting_[task].push_back(std::move(shard.mapped()));
     checked_.erase(digest);
     bad_.erase(digest);
+    unread_.erase(digest);
   }
   for (auto& [pull, cancelled] : cancelled_pulls_) {
     const auto found = std::find(digests.begin(), digests.end(), DigestOf(cancelled.shard));

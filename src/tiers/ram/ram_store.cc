@@ -263,6 +263,7 @@ VerifyResult RamStore::CheckBytes(const Held& held, const std::atomic<bool>* can
   if (!tree.ok()) {
     *damaged =
         tree.error().code() == Code::kFailedPrecondition || tree.error().code() == Code::kNotFound;
+    result.unread = !*damaged;
     result.problem = tree.error().message();
     return result;
   }
@@ -286,6 +287,8 @@ VerifyResult RamStore::CheckBytes(const Held& held, const std::atomic<bool>* can
   const Status hashed = HashRanges(*root_, data, options_.pool, ranges, cancelled);
   if (!hashed.ok()) {
     *damaged = hashed.error().code() == Code::kDataLoss;
+    const bool other = hashed.error().code() == Code::kNotFound;  // a file has just gone
+    result.unread = (!*damaged && !other) || hashed.error().errno_value() == EIO;
     result.problem = hashed.error().message();
     return result;
   }

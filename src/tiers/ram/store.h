@@ -56,6 +56,7 @@ struct VerifyResult {
   bool ok = false;
   uint64_t bytes = 0;
   std::string problem;  // which entry and chunk differ, or which call failed
+  bool unread = false;  // a call failed: whether the bytes are good isn't known
 };
 
 // A shard being received. Destroying it without Finish removes what was written.
