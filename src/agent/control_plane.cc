@@ -152,23 +152,23 @@ void ControlPlane::Locate(const std::string& job) {
   });
 }
 
-void ControlPlane::BecomeCoordinator(const control::JobSettings& settings,
-                                     Duration gather_deadline) {
-  const std::string job = settings.job();
+void ControlPlane::BecomeCoordinator(const NodeAction::BecomeCoordinator& action) {
+  const std::string job = action.settings.job();
   own_job_ = job;
-  const std::string serialized = settings.SerializeAsString();
+  const std::string serialized = action.settings.SerializeAsString();
   if (const auto it = hosts_.find(job); it != hosts_.end()) {
     if (it->second.settings == serialized) return;
     Remove(job, "the job starts again with other settings");
   }
   CoordinatorOptions options;
-  options.settings = settings;
+  options.settings = action.settings;
   options.node_name = options_.node_name;
   options.control_host = options_.advertise_host;
   options.control_port = network_->port();
   options.boot = options_.boot;
   random_->Fill(options.run_nonce.bytes.data(), Id128::kSize);
-  options.gather_deadline = gather_deadline;
+  options.resumes = action.resumes;
+  options.gather_deadline = action.gather_deadline;
   options.restore = options_.restore;
   options.whole_view_max = options_.whole_view_max;
   options.timings = options_.timings;

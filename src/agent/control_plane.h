@@ -52,7 +52,7 @@ class ControlPlane : private FrameHandler {
 
   // Actions of the node machine.
   void Locate(const std::string& job);
-  void BecomeCoordinator(const control::JobSettings& settings, Duration gather_deadline);
+  void BecomeCoordinator(const NodeAction::BecomeCoordinator& action);
   void Connect(const HostPort& to, bool local);
   void Disconnect();
   void Send(control::Envelope message);

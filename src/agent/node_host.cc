@@ -258,7 +258,7 @@ Status NodeHost::Do(const NodeAction::LocateCoordinator& a) {
 }
 
 Status NodeHost::Do(const NodeAction::BecomeCoordinator& a) {
-  return OnLoop([this, a] { parts_.control->BecomeCoordinator(a.settings, a.gather_deadline); });
+  return OnLoop([this, a] { parts_.control->BecomeCoordinator(a); });
 }
 
 Status NodeHost::Do(const NodeAction::Connect& a) {

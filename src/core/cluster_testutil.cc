@@ -397,6 +397,7 @@ bool TestCluster::Do(size_t host, const NodeAction::BecomeCoordinator& a) {
   options.boot = TestId(1000 * (host + 1) + h.life);
   options.run_nonce = TestId(900000 + 100 * host + h.life);
   options.gather_deadline = a.gather_deadline;
+  options.resumes = a.resumes;
   options.restore = options_.restore;
   options.whole_view_max = options_.whole_view_max;
   options.timings = options_.timings;

@@ -99,6 +99,11 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
     WriteRun();
     return;
   }
+  if (epoch_ == 0 && !options_.resumes.none() && !IsOurs(found) &&
+      found.run().sequence() > options_.resumes.sequence) {
+    StandDown(fmt::format("node {} has begun a newer run of the job", found.node()));
+    return;
+  }
   const bool registered = epoch_ != 0 && IsOurs(found);
   if (state_ != State::kStarting && (state_ != State::kGathering || registered)) return;
   state_ = State::kStarting;
@@ -287,6 +292,30 @@ void CoordinatorMachine::Impl::SendTo(const Peer& peer, control::Envelope messag
 
 void CoordinatorMachine::Impl::SendTo(ConnectionId connection, control::Envelope message) {
   actions_.emplace_back(CoordinatorAction::Send{connection, std::move(message)});
+}
+
+void CoordinatorMachine::Impl::SendRunEnded(ConnectionId connection, const RunId& run,
+                                            const std::string& reason) {
+  control::Envelope message = NewMessage();
+  *message.mutable_run_ended()->mutable_run() = ToProto(run);
+  message.mutable_run_ended()->set_reason(reason);
+  SendTo(connection, std::move(message));
+}
+
+void CoordinatorMachine::Impl::Reject(const Peer& peer, const std::string& reason, bool fatal,
+                                      const control::RestoreStop* stop) {
+  if (peer.connected) Reject(peer.connection, peer.attempt(), reason, fatal, stop);
+}
+
+void CoordinatorMachine::Impl::Reject(ConnectionId connection, uint64_t attempt,
+                                      const std::string& reason, bool fatal,
+                                      const control::RestoreStop* stop) {
+  control::Envelope message = NewMessage();
+  message.mutable_rejected()->set_attempt(attempt);
+  message.mutable_rejected()->set_reason(reason);
+  message.mutable_rejected()->set_fatal(fatal);
+  if (stop != nullptr) *message.mutable_rejected()->mutable_stop() = *stop;
+  SendTo(connection, std::move(message));
 }
 
 void CoordinatorMachine::Impl::Log(Severity severity, std::string text) {

@@ -32,6 +32,9 @@ struct CoordinatorOptions {
   uint16_t control_port = 0;
   Id128 boot;
   Id128 run_nonce;  // for the run that this machine may start; runs after it derive theirs from it
+  // The run that this node goes on with: if a newer one has begun elsewhere by now, this machine
+  // leaves it to its coordinator. None: the node has a new yaml.
+  RunId resumes;
   Duration gather_deadline = 840s;
   RestorePolicy restore;
   // Of a job with at most so many shards a generation every member knows all other members and

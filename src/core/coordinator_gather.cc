@@ -159,6 +159,23 @@ void CoordinatorMachine::Impl::RefuseOtherJob(ConnectionId from, const control::
   RejectMembers(reason);
 }
 
+// A node whose yaml is older than that of the rank's member in the run that has just ended is of an
+// earlier start of the job. That member was released and may train on: whoever were released beside
+// this node would go on from something else.
+bool CoordinatorMachine::Impl::RefuseOlderClaim(const Peer& peer) {
+  const auto seated = seated_.find(peer.rank());
+  if (seated == seated_.end() || seated->second.agent == peer.agent() ||
+      peer.accepted >= seated->second.accepted) {
+    return false;
+  }
+  const std::string reason = fmt::format(
+      "rank {} has been another node's since; this one needs a new replicator.yaml", peer.rank());
+  Log(Severity::kWarning, fmt::format("Node {} is refused: {}", peer.node(), reason));
+  Reject(peer, reason, true);
+  holdings_.RemoveNode(peer.node());
+  return true;
+}
+
 // Two agents for one rank or of one node name (a host that began anew, or a mistake): the one whose
 // yaml is younger takes part, the other stays out until it has a new one.
 bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
@@ -196,7 +213,7 @@ bool CoordinatorMachine::Impl::ResolveDuplicates(const Peer& peer) {
 }
 
 void CoordinatorMachine::Impl::GatherJoin(Peer peer) {
-  if (!CheckAgreement(peer) || !ResolveDuplicates(peer)) return;
+  if (!CheckAgreement(peer) || RefuseOlderClaim(peer) || !ResolveDuplicates(peer)) return;
   ForgetAgent(peer.agent(), peer.connection);
   holders_.Erase(peer.node());
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
@@ -279,6 +296,11 @@ void CoordinatorMachine::Impl::TryClose() {
   if (members_.empty() == resumed_.empty()) {
     if (members_.empty()) return;
   }
+  if (members_.empty() &&
+      FromProto(record_.run()).sequence > resumed_.begin()->second.in_run().sequence) {
+    EndResumed("a newer run of the job has begun");
+    return;
+  }
   if (!AllRanksCame()) return;
   if (!members_.empty()) {
     for (const auto& [rank, member] : members_) {
@@ -337,6 +359,8 @@ void CoordinatorMachine::Impl::WriteRun() {
   }
   if (continuing_) {
     run_ = members_.begin()->second.in_run();
+    // Which one there was before it, only the mark tells.
+    previous_run_ = FromProto(record_.newest().run());
   } else {
     run_ = {sequence, DeriveNonce(options_.run_nonce, runs_started_)};
   }
@@ -369,12 +393,7 @@ void CoordinatorMachine::Impl::StartRun() {
   if (settings_.world().nodes() == 1) {
     SetProblem("alone", "The job has one node: its checkpoints have no in-cluster redundancy");
   }
-  // Agents of the run before that aren't part of this one serve as holders from now on.
-  for (auto& [rank, peer] : resumed_) {
-    SendRunEnded(peer.connection, peer.in_run(), "the job has started again without this node");
-    Hold(std::move(peer));
-  }
-  resumed_.clear();
+  EndResumed("the job has started again without this node");
   matcher_.emplace(settings_.world().nodes(), options_.timings.overtaken_max);
   Log(Severity::kInfo, fmt::format("Run {} {} with {} nodes", run_.ToString(),
                                    continuing_ ? "goes on" : "begins", members_.size()));
@@ -383,6 +402,15 @@ void CoordinatorMachine::Impl::StartRun() {
   }
   StartRestore();
   for (Peer& peer : std::exchange(queued_, {})) Admit(std::move(peer));
+}
+
+// Agents of a run that is over serve as holders from now on.
+void CoordinatorMachine::Impl::EndResumed(const std::string& reason) {
+  while (!resumed_.empty()) {
+    Peer peer = resumed_.Take(resumed_.begin());
+    SendRunEnded(peer.connection, peer.in_run(), reason);
+    Hold(std::move(peer));
+  }
 }
 
 void CoordinatorMachine::Impl::RunJoin(Peer peer) {
@@ -461,10 +489,15 @@ void CoordinatorMachine::Impl::Rejoin(Peer* member, Peer peer) {
   const bool moved =
       member->join.data().SerializeAsString() != peer.join.data().SerializeAsString() ||
       member->join.data_token() != peer.join.data_token();
+  // An agent that was restarted takes its yaml for a new one.
+  peer.accepted = std::min(peer.accepted, member->accepted);
+  if (member->connected && member->connection == peer.connection) peer.failures = member->failures;
   member = &members_.Put(member->rank(), std::move(peer));
   ++connections_;
-  if (state_ == State::kRestoring) prepare_open_.insert(member->rank());
   if (member->in_run() != run_) member->join.set_released(false);
+  if (state_ == State::kRestoring && !member->join.released()) {
+    prepare_open_.insert(member->rank());
+  }
   holdings_.SetNode(member->node(), job(), member->join.inventory());
   SendRunStart(*member, member->join.released());
   if (moved) TellMoved(*member);
@@ -488,7 +521,9 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   if (pending_.size() < settings_.world().nodes()) DoubtStrangers();
   if (comparison_) EndComparison("the run ended before");
   Log(Severity::kWarning, fmt::format("Run {} is over: {}", run_.ToString(), reason));
+  seated_.clear();
   for (auto& [rank, peer] : members_) {
+    if (peer.join.released()) seated_[rank] = {peer.agent(), peer.accepted};
     if (!peer.connected) {
       if (holders_.count(peer.node()) == 0) holdings_.RemoveNode(peer.node());
       continue;
@@ -521,30 +556,6 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
   Arm(kRecheckTimer, options_.timings.gather_recheck);
   for (auto& [rank, peer] : std::exchange(pending_, {})) GatherJoin(std::move(peer));
-}
-
-void CoordinatorMachine::Impl::SendRunEnded(ConnectionId connection, const RunId& run,
-                                            const std::string& reason) {
-  control::Envelope message = NewMessage();
-  *message.mutable_run_ended()->mutable_run() = ToProto(run);
-  message.mutable_run_ended()->set_reason(reason);
-  SendTo(connection, std::move(message));
-}
-
-void CoordinatorMachine::Impl::Reject(const Peer& peer, const std::string& reason, bool fatal,
-                                      const control::RestoreStop* stop) {
-  if (peer.connected) Reject(peer.connection, peer.attempt(), reason, fatal, stop);
-}
-
-void CoordinatorMachine::Impl::Reject(ConnectionId connection, uint64_t attempt,
-                                      const std::string& reason, bool fatal,
-                                      const control::RestoreStop* stop) {
-  control::Envelope message = NewMessage();
-  message.mutable_rejected()->set_attempt(attempt);
-  message.mutable_rejected()->set_reason(reason);
-  message.mutable_rejected()->set_fatal(fatal);
-  if (stop != nullptr) *message.mutable_rejected()->mutable_stop() = *stop;
-  SendTo(connection, std::move(message));
 }
 
 // Ends the attempt of every member: their jobs must be told and start again.

@@ -99,6 +99,10 @@ class CoordinatorMachine::Impl {
     bool operator==(const StatusStamp&) const = default;
   };
 
+  struct Seat {
+    std::string agent;
+    Instant accepted;  // its yaml
+  };
   // Nodes of earlier runs that aren't here.
   struct Absent {
     std::set<std::string> nodes;
@@ -161,6 +165,7 @@ class CoordinatorMachine::Impl {
   bool AllHaveComeAnew(uint32_t nodes) const;
   bool CheckAgreement(const Peer& peer);
   void RefuseOtherJob(ConnectionId from, const control::Envelope& message);
+  bool RefuseOlderClaim(const Peer& peer);
   bool ResolveDuplicates(const Peer& peer);
   void ForgetAgent(const std::string& agent, ConnectionId except);
   void Reject(const Peer& peer, const std::string& reason, bool fatal,
@@ -169,6 +174,7 @@ class CoordinatorMachine::Impl {
               const control::RestoreStop* stop = nullptr);
   void RejectMembers(const std::string& reason, const control::RestoreStop* stop = nullptr);
   void TryClose();
+  void EndResumed(const std::string& reason);
   void WriteRun();
   void StartRun();
   void DoubtStrangers();
@@ -210,6 +216,7 @@ class CoordinatorMachine::Impl {
   void NoteFailure(Peer* member, const control::RestorePrepared& m);
   void PrepareDeadline();
   void ReleaseIfAllPrepared();
+  bool SomeReleased() const;
   void SendRelease(const Peer& member);
 
   // -- coordinator_orders.cc
@@ -293,6 +300,7 @@ class CoordinatorMachine::Impl {
   uint64_t connections_ = 0;        // counts members' going and coming back
   std::vector<Peer> queued_;        // came while the run was being fixed
   std::map<std::string, uint64_t> refused_attempts_;  // by agent: losers of a duplicate rank
+  std::map<Rank, Seat> seated_;                       // who was released in the run that ended last
   uint64_t ping_number_ = 0;
 
   // The run.

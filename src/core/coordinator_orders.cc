@@ -117,9 +117,9 @@ void CoordinatorMachine::Impl::JudgeRestores(control::RestoreChoice* choice, uin
 // ---- who is away -----------------------------------------------------------------------------
 
 // What the rendezvous names as newest, unless a node that is here was released in a later run: that
-// run's decision has dealt with it.
+// run's decision has dealt with it. A run that goes on may have been decided by nobody yet.
 std::optional<control::GenerationMark> CoordinatorMachine::Impl::OpenMark() const {
-  if (continuing_ || !record_.has_newest()) return std::nullopt;
+  if (!record_.has_newest()) return std::nullopt;
   bool later = false;
   ForEachPeer([&](const Peer& peer) {
     later = later || peer.join.last_run().sequence() > record_.newest().run().sequence();

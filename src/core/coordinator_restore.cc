@@ -79,7 +79,7 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
 // in the rendezvous that nobody here was released in has such nodes too, or one before it.
 bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
   if (waited_for_holders_) return false;
-  bool known = previous_run_.none() || continuing_;
+  bool known = previous_run_.none();
   // Whoever was part of the newest run and still has a record of it knows what was committed; one
   // whose memory was lost may have shards again, but no record before the next commit.
   uint64_t newest = 0;
@@ -233,7 +233,7 @@ void CoordinatorMachine::Impl::NoteFailure(Peer* member, const control::RestoreP
     EndRun(reason);
     return;
   }
-  if (state_ == State::kRestoring) {
+  if (state_ == State::kRestoring && !SomeReleased()) {
     Decide();
     return;
   }
@@ -264,7 +264,17 @@ void CoordinatorMachine::Impl::PrepareDeadline() {
     EndRun(reason);
     return;
   }
-  Decide();
+  if (SomeReleased()) {
+    Announce();
+  } else {
+    Decide();
+  }
+}
+
+// Of a run that goes on: what they were released with holds.
+bool CoordinatorMachine::Impl::SomeReleased() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const auto& entry) { return entry.second.join.released(); });
 }
 
 void CoordinatorMachine::Impl::ReleaseIfAllPrepared() {

@@ -1,6 +1,7 @@
 // Nodes that want ranks which others have, too.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <variant>
 
 #include "core/coordinator.h"
@@ -37,8 +38,11 @@ class Strangers : public testing::Test {
   void Step(const CoordinatorEvent::Any& event) {
     for (const auto& action : machine_->Step(Instant(1000s), event)) {
       if (const auto* send = std::get_if<CoordinatorAction::Send>(&action)) {
+        if (send->message.has_rejected()) refused_.insert(send->to);
+        if (send->message.has_release()) released_.insert(send->to);
         if (!send->message.has_run_start() || send->message.run_start().epoch() == epoch_) continue;
         epoch_ = send->message.run_start().epoch();
+        run_ = send->message.run_start().run();
         ++begun_;
       } else if (std::get_if<CoordinatorAction::WriteRendezvous>(&action) != nullptr) {
         Step(CoordinatorEvent::RendezvousWritten{std::to_string(++version_)});
@@ -56,7 +60,10 @@ class Strangers : public testing::Test {
   CoordinatorMachine* machine_ = &first_;
   uint64_t version_ = 0;
   Epoch epoch_ = 0;
+  control::RunId run_;
   uint64_t begun_ = 0;  // runs
+  std::set<ConnectionId> refused_;
+  std::set<ConnectionId> released_;
 };
 
 TEST_F(Strangers, AYoungerWholeSetEndsTheRun) {
@@ -88,6 +95,36 @@ TEST_F(Strangers, AYoungerWholeSetEndsTheRunOfRestartedAgents) {
   }
   ASSERT_EQ(begun_, 1U);
   Come({.first = 11, .age = 10s});
+  EXPECT_EQ(begun_, 2U);
+}
+
+// The rank's member was released and trains on. Beside the stray node the others would go on from
+// something else.
+TEST_F(Strangers, AnOlderYamlDoesNotGetTheRankOfAMemberWhoseRunHasEnded) {
+  for (const ConnectionId member : {1, 2}) {
+    control::Envelope prepared = MakeJoin(member, 0, kNodes);
+    prepared.set_epoch(epoch_);
+    *prepared.mutable_run() = run_;
+    prepared.mutable_restore_prepared()->set_decision(1);
+    prepared.mutable_restore_prepared()->set_ok(true);
+    Step(CoordinatorEvent::Received{member, std::move(prepared)});
+  }
+  ASSERT_EQ(released_.size(), 2U);
+  control::Envelope stray = MakeJoin(11, 0, kNodes);
+  stray.mutable_join()->set_attempt_age_ms(20'000);
+  control::Envelope again = MakeJoin(2, 1, kNodes);
+  again.mutable_join()->mutable_attempt()->set_counter(2);
+  for (const bool before : {true, false}) {
+    refused_.clear();
+    if (before) Step(CoordinatorEvent::Received{11, stray});
+    EXPECT_TRUE(refused_.empty());
+    if (before) Step(CoordinatorEvent::Received{2, again});
+    if (!before) Step(CoordinatorEvent::Received{12, stray});
+    EXPECT_EQ(refused_, std::set<ConnectionId>{before ? 11U : 12U});
+  }
+  EXPECT_EQ(begun_, 1U);
+  // Who comes anew gets it.
+  Step(CoordinatorEvent::Received{21, MakeJoin(21, 0, kNodes)});
   EXPECT_EQ(begun_, 2U);
 }
 

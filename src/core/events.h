@@ -163,6 +163,7 @@ struct NodeAction {
   struct BecomeCoordinator {
     control::JobSettings settings;
     Duration gather_deadline;
+    RunId resumes;  // the run that this node goes on with
   };
   struct Connect {
     std::string host;

@@ -32,7 +32,8 @@ void NodeMachine::Impl::Locate() {
   if (ask_rendezvous_ && now_ - heard_ > options_.timings.silent_after) ask_rendezvous_ = false;
   // Going on with a run after a restart: only if no newer one has been begun elsewhere.
   if (here && !ask_rendezvous_ && (!InRun() || run_is_newest_)) {
-    Do(NodeAction::BecomeCoordinator{SettingsOf(*config_), GatherBudget()});
+    const RunId resumes = InRun() ? FromProto(state_.run()) : RunId();
+    Do(NodeAction::BecomeCoordinator{SettingsOf(*config_), GatherBudget(), resumes});
     Do(NodeAction::Connect{"", 0, /*local=*/true});
     link_ = Link::kConnecting;
     link_local_ = true;

@@ -54,6 +54,7 @@ const std::vector<Expected>& AllExpected() {
       {"is claimed by", {R::kJob, R::kNetwork, R::kLost, R::kCrash}},
       {"is used by another agent", {R::kLost}},
       {"has taken rank", {R::kJob, R::kLost}},
+      {"has been another node's since", {R::kJob, R::kLost}},
       {"disagree", {R::kJob}},
       {"none can be restored", {R::kLost, R::kDamage, R::kFiles, R::kOrders}},
       {"hold different values", {R::kDiverge}},
