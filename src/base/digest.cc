@@ -29,11 +29,11 @@ Xxh128 Canonical(XXH128_hash_t hash) {
 
 std::string ToHex(ByteSpan bytes) {
   static constexpr char kDigits[] = "0123456789abcdef";
-  std::string hex;
-  hex.reserve(bytes.size() * 2);
+  std::string hex(bytes.size() * 2, '\0');
+  char* out = hex.data();
   for (const std::byte b : bytes) {
-    hex += kDigits[std::to_integer<unsigned>(b) >> 4];
-    hex += kDigits[std::to_integer<unsigned>(b) & 15];
+    *out++ = kDigits[std::to_integer<unsigned>(b) >> 4];
+    *out++ = kDigits[std::to_integer<unsigned>(b) & 15];
   }
   return hex;
 }

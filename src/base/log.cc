@@ -1,5 +1,7 @@
 #include "base/log.h"
 
+#include <algorithm>
+
 namespace tierkeep {
 namespace {
 
@@ -80,6 +82,10 @@ std::string_view SeverityTag(Severity severity) {
 
 std::string EscapeForLog(std::string_view text, size_t max_bytes) {
   static constexpr char kDigits[] = "0123456789abcdef";
+  const auto is_plain = [](char c) { return c >= 0x20 && c < 0x7f; };
+  if (text.size() <= max_bytes && std::all_of(text.begin(), text.end(), is_plain)) {
+    return std::string(text);  // as nearly always
+  }
   std::string out;
   size_t cut = 0;  // the longest prefix that still leaves room for the ellipsis
   while (!text.empty()) {

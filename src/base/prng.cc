@@ -1,5 +1,9 @@
 #include "base/prng.h"
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
 #include "base/check.h"
 
 namespace tierkeep {
@@ -49,9 +53,11 @@ uint64_t Prng::Below(uint64_t bound) {
 
 std::string Prng::Bytes(size_t n) {
   std::string bytes(n, '\0');
-  for (size_t i = 0; i < n;) {
+  for (size_t at = 0; at < n; at += sizeof(uint64_t)) {
     uint64_t word = Next();
-    for (int b = 0; b < 8 && i < n; ++b, word >>= 8) bytes[i++] = static_cast<char>(word);
+    // The same bytes on every machine.
+    if constexpr (std::endian::native == std::endian::big) word = __builtin_bswap64(word);
+    std::memcpy(bytes.data() + at, &word, std::min(sizeof(word), n - at));
   }
   return bytes;
 }
