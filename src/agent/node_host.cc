@@ -22,9 +22,7 @@ control::Inventory InventoryOf(const Store& store) {
     summary.suspect = shard.suspect;
     *out.add_shards() = ToProto(summary);
   }
-  for (const control::GenerationRecord& record : store.Generations()) {
-    *out.add_generations() = record;
-  }
+  for (const SharedRecord& record : store.Generations()) *out.add_generations() = *record;
   for (const UnreadableItem& item : store.unreadable()) {
     control::Unreadable& u = *out.add_unreadable();
     if (item.digest) u.set_digest(item.digest->Raw());
@@ -181,7 +179,7 @@ void NodeHost::ObserveAction(const NodeAction::Any& action) {
     save_started_.emplace(stage->identity.save, now);
   } else if (const auto* record = std::get_if<NodeAction::RecordGeneration>(&action)) {
     last_commit_at_ = now;
-    const auto it = save_started_.find(FromProto(record->record.save()));
+    const auto it = save_started_.find(FromProto(record->record->save()));
     if (it == save_started_.end()) return;
     parts_.metrics->ObserveOperation("CheckpointReplicationTotal", framework_, OkStatus(),
                                      now - it->second);
@@ -230,9 +228,8 @@ Status NodeHost::OnLoop(std::function<void()> work) {
 }
 
 Status NodeHost::Do(const NodeAction::PersistState& a) {
-  const auto bytes = EncodeNodeState(a.state);
-  persisted_ = bytes.ok() ? parts_.state_dir->WriteFileAtomically(kStateFile, *bytes, 0600)
-                          : Status(bytes.error());
+  persisted_ = a.bytes.ok() ? parts_.state_dir->WriteFileAtomically(kStateFile, *a.bytes, 0600)
+                            : Status(a.bytes.error());
   return persisted_;
 }
 
@@ -374,10 +371,10 @@ Status NodeHost::Do(const NodeAction::CleanVolume& action) {
 }
 
 Status NodeHost::Do(const NodeAction::ForgetGenerations& action) {
-  for (const control::GenerationRecord& record : parts_.store->Generations()) {
-    if (record.job() != action.job) continue;
-    if (action.keep && GenerationIdOf(record) == *action.keep) continue;
-    TK_RETURN_IF_ERROR(parts_.store->DeleteGeneration(record));
+  for (const SharedRecord& record : parts_.store->Generations()) {
+    if (record->job() != action.job) continue;
+    if (action.keep && GenerationIdOf(*record) == *action.keep) continue;
+    TK_RETURN_IF_ERROR(parts_.store->DeleteGeneration(*record));
   }
   return OkStatus();
 }

@@ -73,6 +73,7 @@ class NodeHost {
   }
 
   NodeStatus status() const { return machine_.status(); }
+  const NodeMachine& machine() const { return machine_; }
   const RestoreTimes& restore_times() const { return times_; }
   std::optional<Instant> last_commit_at() const { return last_commit_at_; }
 
@@ -137,6 +138,7 @@ class NodeHost {
   // The volume's watch. OnChange runs on the watch's thread, the others on the ordered one.
   void OnChange(const DirChange& change);
   void ReadConfigNow();
+  const Result<ParsedConfig>& Parsed(const std::string& text);
   void ReadJaxInit();
   void ReportSave(const std::string& name, bool made_in_place);
   void ScanSaves();
@@ -156,7 +158,8 @@ class NodeHost {
 
   // Ordered thread only.
   Status persisted_;
-  std::map<std::string, Peer> peers_;  // by node name
+  std::map<std::string, Peer> peers_;                                   // by node name
+  std::optional<std::pair<std::string, Result<ParsedConfig>>> parsed_;  // the last text
   bool watching_saves_ = false;
   Framework save_framework_ = Framework::kOrbax;
   std::string save_job_;

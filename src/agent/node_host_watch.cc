@@ -68,8 +68,16 @@ void NodeHost::ReadConfigNow() {
     return;
   }
   NodeEvent::ConfigSeen seen{(*file)->text, (*file)->id, std::nullopt};
-  if (!seen.text.empty()) seen.parsed = ParseReplicatorConfig(seen.text, parts_.environment);
+  if (!seen.text.empty()) seen.parsed = Parsed(seen.text);
   Post(std::move(seen));
+}
+
+// A job that starts again mostly brings the same text.
+const Result<ParsedConfig>& NodeHost::Parsed(const std::string& text) {
+  if (!parsed_ || parsed_->first != text) {
+    parsed_.emplace(text, ParseReplicatorConfig(text, parts_.environment));
+  }
+  return parsed_->second;
 }
 
 void NodeHost::ReadJaxInit() {

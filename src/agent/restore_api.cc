@@ -166,11 +166,12 @@ json Hits(const StatusInputs& in, const Store& store, const control::RestoreOrde
     if (std::find(hits.begin(), hits.end(), text) == hits.end()) hits.push_back(text);
   };
   for (const auto& record : store.Generations()) {
-    const SaveKey save = FromProto(record.save());
-    const bool hit = order.has_skip_step() ? save.step == order.skip_step()
-                                           : save.run.ToString() == order.skip().run() &&
-                                                 record.save_number() == order.skip().save_number();
-    if (record.job() == order.job() && hit) add(save.ToString());
+    const SaveKey save = FromProto(record->save());
+    const bool hit = order.has_skip_step()
+                         ? save.step == order.skip_step()
+                         : save.run.ToString() == order.skip().run() &&
+                               record->save_number() == order.skip().save_number();
+    if (record->job() == order.job() && hit) add(save.ToString());
   }
   for (const HeldShard& shard : in.shards) {
     const ShardIdentity& id = shard.manifest->identity;

@@ -57,15 +57,15 @@ bool IsWanted(const RestoreToRequest& request, const StatusInputs& in, Rank rank
 // The newest generation recorded here that fits.
 std::optional<Chosen> ChooseRecorded(const RestoreApiParts& parts, const StatusInputs& in,
                                      const RestoreToRequest& request) {
-  std::vector<control::GenerationRecord> records = parts.store->Generations();
+  std::vector<SharedRecord> records = parts.store->Generations();
   // What the job runs from may not be recorded here yet.
   if (in.node.restored && !in.node.restored->none()) {
-    records.push_back(in.node.restored->generation());
+    records.push_back(Shared(in.node.restored->generation()));
   }
-  const control::GenerationRecord* newest = nullptr;
-  for (const auto& record : records) {
-    if (!Fits(request, record)) continue;
-    if (newest == nullptr || GenerationIdOf(*newest) < GenerationIdOf(record)) newest = &record;
+  SharedRecord newest;
+  for (const SharedRecord& record : records) {
+    if (!Fits(request, *record)) continue;
+    if (newest == nullptr || GenerationIdOf(*newest) < GenerationIdOf(*record)) newest = record;
   }
   if (newest == nullptr) return std::nullopt;
   Chosen chosen{.save = FromProto(newest->save()),

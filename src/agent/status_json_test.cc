@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "format/generation_record.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -62,7 +63,7 @@ TEST(StatusJson, WhatWouldBeRestoredPrefersTheJobsViewThenTheNodes) {
   record.set_committed(true);
   record.set_save_number(4);
   *record.mutable_save() = ToProto(SaveKey{RunId{7, {}}, 40, 1});
-  in.node.committed = record;
+  in.node.committed = Shared(record);
   in.node.in_flight = SaveKey{RunId{7, {}}, 50, 1};
   json out = StatusJson(in);
   EXPECT_EQ(out["restorable"]["step"], 40);

@@ -20,9 +20,10 @@ namespace tierkeep {
 // ---- the volume ------------------------------------------------------------------------------
 
 bool TestCluster::Do(size_t host, const NodeAction::PersistState& a) {
-  const Status checked = CheckNodeState(a.state);
-  if (!checked.ok()) Violation("bad node state: " + checked.error().ToString());
-  at(host).state = a.state;
+  if (!a.bytes.ok()) Violation("bad node state: " + a.bytes.error().ToString());
+  auto state = DecodeNodeState(*a.bytes);
+  if (!state.ok()) Violation("the state doesn't read back: " + state.error().ToString());
+  at(host).state = std::move(*state);
   return true;
 }
 
@@ -136,10 +137,10 @@ void TestCluster::Held(size_t host, const Blake3& digest) {
 
 bool TestCluster::Do(size_t host, const NodeAction::RecordGeneration& a) {
   Host& h = at(host);
-  CheckCommit(host, a.record);
-  const GenerationId id = GenerationIdOf(a.record);
+  CheckCommit(host, *a.record);
+  const GenerationId id = GenerationIdOf(*a.record);
   std::erase_if(h.generations, [&](const auto& other) { return GenerationIdOf(other) == id; });
-  h.generations.push_back(a.record);
+  h.generations.push_back(*a.record);
   return true;
 }
 

@@ -18,6 +18,7 @@
 #include "base/time.h"
 #include "control.pb.h"
 #include "core/memory_budget.h"
+#include "format/generation_record.h"
 #include "format/manifest.h"
 #include "format/ocdbt_logical.h"
 #include "format/replicator_config.h"
@@ -138,7 +139,7 @@ struct NodeEvent {
 struct NodeAction {
   // -- ordered
   struct PersistState {
-    control::NodeState state;
+    Result<std::string> bytes;  // by EncodeNodeState; an error fails the action
   };
   // Removes the yaml if it is still that file.
   struct RemoveConfig {
@@ -196,7 +197,7 @@ struct NodeAction {
     std::vector<WorkerName> keep;
   };
   struct RecordGeneration {
-    control::GenerationRecord record;
+    SharedRecord record;
   };
   struct ForgetGenerations {
     std::string job;

@@ -19,6 +19,11 @@ NodeActions NodeMachine::Step(Instant now, const NodeEvent::Any& event) {
   return impl_->Step(now, event);
 }
 NodeStatus NodeMachine::status() const { return impl_->status(); }
+const SharedRecord& NodeMachine::committed() const { return impl_->committed(); }
+const control::NodeState& NodeMachine::state() const { return impl_->state(); }
+const std::optional<control::JobStatus>& NodeMachine::job_status() const {
+  return impl_->job_status();
+}
 
 NodeMachine::Impl::Impl(NodeOptions options) : options_(std::move(options)) {}
 
@@ -34,7 +39,8 @@ NodeActions NodeMachine::Impl::Step(Instant now, const NodeEvent::Any& event) {
 
 // ---- small tools -----------------------------------------------------------------------------
 
-void NodeMachine::Impl::Persist() { Do(NodeAction::PersistState{state_}); }
+// Encoded here: a copy, of which that is made later, costs as much.
+void NodeMachine::Impl::Persist() { Do(NodeAction::PersistState{EncodeNodeState(state_)}); }
 
 void NodeMachine::Impl::Log(Severity severity, std::string text) {
   Do(NodeAction::LogText{severity, std::move(text)});

@@ -49,8 +49,8 @@ struct NodeStatus {
   RunId run;
   Epoch epoch = 0;
   std::optional<control::RestoreChoice> restored;
-  std::optional<control::GenerationRecord> committed;  // last recorded here
-  std::optional<SaveKey> in_flight;                    // newest save staged but not committed
+  SharedRecord committed;            // last recorded here, or null
+  std::optional<SaveKey> in_flight;  // newest save staged but not committed
   std::vector<control::Member> members;
   std::optional<control::JobStatus> job;  // as the coordinator last told
   std::string last_error;
@@ -70,6 +70,10 @@ class NodeMachine {
   ~NodeMachine();
   NodeActions Step(Instant now, const NodeEvent::Any& event);
   NodeStatus status() const;
+  // Parts of the same that are looked at often; until the next Step.
+  const SharedRecord& committed() const;
+  const control::NodeState& state() const;
+  const std::optional<control::JobStatus>& job_status() const;
 
  private:
   class Impl;

@@ -75,8 +75,8 @@ std::vector<Blake3> NodeMachine::Impl::OutdatedUnreadable(const control::Commit&
   const std::set<std::string> keep(m.keep().begin(), m.keep().end());
   std::set<std::string> named;
   for (const auto& record : generations_) {
-    if (record.job() != m.generation().job()) continue;
-    for (const auto& shard : record.shards()) named.insert(shard.digest());
+    if (record->job() != m.generation().job()) continue;
+    for (const auto& shard : record->shards()) named.insert(shard.digest());
   }
   std::vector<Blake3> outdated;
   named.insert(m.obsolete().begin(), m.obsolete().end());
@@ -124,10 +124,11 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
                      FromProto(committed_->save()) == FromProto(record.save());
   const TaskId task = next_task_;
   std::vector<Blake3> outdated = OutdatedUnreadable(m);
-  // Kept by moving: a record names all shards of a job.
+  // One copy for all: a record names all shards of a job.
+  const SharedRecord shared = Shared(record);
   undo_ = CommitUndo{std::exchange(generations_, {}), saves_, std::move(committed_), task};
   const std::vector<std::string> missing = NotHere(m);
-  Do(NodeAction::RecordGeneration{record});
+  Do(NodeAction::RecordGeneration{shared});
   if (!again) {
     ++commits_;
     if (missing.empty()) {
@@ -140,11 +141,11 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   message.mutable_commit_recorded()->set_save_number(record.save_number());
   for (const std::string& digest : missing) message.mutable_commit_recorded()->add_missing(digest);
   Send(std::move(message));
-  committed_ = record;
+  committed_ = shared;
   std::copy_if(undo_->generations.begin(), undo_->generations.end(),
                std::back_inserter(generations_),
-               [&](const auto& other) { return other.job() != record.job(); });
-  generations_.push_back(record);
+               [&](const auto& other) { return other->job() != record.job(); });
+  generations_.push_back(shared);
   std::erase_if(unreadable_, [](const auto& item) { return item.has_run(); });
   ForgetUnreadable(outdated);
   if (own_run) {
@@ -179,7 +180,7 @@ void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
   std::vector<Blake3> digests = OutdatedUnreadable(m);
   ForgetUnreadable(digests);
   std::erase_if(generations_,
-                [&](const auto& other) { return other.job() == m.generation().job(); });
+                [&](const auto& other) { return other->job() == m.generation().job(); });
   for (const auto* shards : {&shards_, &bad_}) {
     for (const auto& [digest, shard] : *shards) {
       if (shard.job() == m.generation().job()) digests.push_back(digest);

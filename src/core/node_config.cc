@@ -22,7 +22,9 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
   if (state_.agent().empty()) state_.set_agent(options_.agent.Raw());
   jax_init_ = e.jax_init;
   for (const auto& shard : e.inventory.shards()) shards_[DigestOf(shard)] = shard;
-  generations_ = {e.inventory.generations().begin(), e.inventory.generations().end()};
+  for (const auto& record : e.inventory.generations()) {
+    generations_.push_back(Shared(record));
+  }
   unreadable_ = {e.inventory.unreadable().begin(), e.inventory.unreadable().end()};
   if (!state_.config_text().empty() && state_.attempt().counter() != 0) {
     if (e.config) {
@@ -32,8 +34,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
     }
   }
   for (const auto& record : generations_) {
-    if (!record.committed() || (config_ && record.job() != config_->job)) continue;
-    if (!committed_ || GenerationIdOf(*committed_) < GenerationIdOf(record)) committed_ = record;
+    if (!record->committed() || (config_ && record->job() != config_->job)) continue;
+    if (!committed_ || GenerationIdOf(*committed_) < GenerationIdOf(*record)) committed_ = record;
   }
   if (!config_) {
     // Between two attempts: the next one takes up what was taken and not hashed.

@@ -24,6 +24,9 @@ class NodeMachine::Impl {
   explicit Impl(NodeOptions options);
   NodeActions Step(Instant now, const NodeEvent::Any& event);
   NodeStatus status() const;
+  const SharedRecord& committed() const { return committed_; }
+  const control::NodeState& state() const { return state_; }
+  const std::optional<control::JobStatus>& job_status() const { return job_status_; }
 
  private:
   enum class Phase : uint8_t {
@@ -281,7 +284,7 @@ class NodeMachine::Impl {
   std::map<Blake3, control::ShardInfo> bad_;  // found bad; deleted with the next commit
   // Of these, what can't be read and may be good: the next attempt reads it again.
   std::map<Blake3, UnreadCopy> unread_;
-  std::vector<control::GenerationRecord> generations_;
+  std::vector<SharedRecord> generations_;
   std::vector<control::Unreadable> unreadable_;
 
   // The yaml.
@@ -332,7 +335,7 @@ class NodeMachine::Impl {
   std::map<TaskId, TaskId> adopt_again_;  // by the deletion that makes room for it
   // Seen in the volume while no job is known: step and names, the newest last.
   std::vector<std::pair<tierkeep::Step, std::vector<std::string>>> unclaimed_;
-  std::optional<control::GenerationRecord> committed_;
+  SharedRecord committed_;
 
   // Shards whose deletion isn't certain to have begun.
   std::map<TaskId, std::vector<control::ShardInfo>> deleting_;
@@ -349,9 +352,9 @@ class NodeMachine::Impl {
 
   // What a failed commit batch must take back.
   struct CommitUndo {
-    std::vector<control::GenerationRecord> generations;
+    std::vector<SharedRecord> generations;
     std::map<SaveKey, OwnSave> saves;
-    std::optional<control::GenerationRecord> committed;
+    SharedRecord committed;
     TaskId task = 0;
   };
   std::optional<CommitUndo> undo_;

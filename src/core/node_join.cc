@@ -180,7 +180,7 @@ void NodeMachine::Impl::SendJoin() {
     if (shard.job() == job()) *join->mutable_inventory()->add_shards() = shard;
   }
   for (const auto& record : generations_) {
-    if (record.job() == job()) *join->mutable_inventory()->add_generations() = record;
+    if (record->job() == job()) *join->mutable_inventory()->add_generations() = *record;
   }
   for (const auto& item : unreadable_) *join->mutable_inventory()->add_unreadable() = item;
   for (const auto& [digest, copy] : unread_) {

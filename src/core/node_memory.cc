@@ -178,12 +178,12 @@ bool NodeMachine::Impl::IsNeededHere(const control::ShardInfo& shard) const {
 }
 
 bool NodeMachine::Impl::IsOfCommitted(const Blake3& digest) const {
-  const auto names = [&](const control::GenerationRecord& record) {
-    return record.committed() &&
-           std::any_of(record.shards().begin(), record.shards().end(),
+  const auto names = [&](const SharedRecord& record) {
+    return record->committed() &&
+           std::any_of(record->shards().begin(), record->shards().end(),
                        [&](const auto& shard) { return DigestOf(shard) == digest; });
   };
-  return (committed_ && names(*committed_)) ||
+  return (committed_ && names(committed_)) ||
          std::any_of(generations_.begin(), generations_.end(), names);
 }
 

@@ -8,16 +8,23 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/digest.h"
 #include "base/result.h"
 #include "control.pb.h"
+#include "format/control_fwd.h"
 #include "format/ids.h"
 
 namespace tierkeep {
+
+inline SharedRecord Shared(control::GenerationRecord record) {
+  return std::make_shared<const control::GenerationRecord>(std::move(record));
+}
 
 uint32_t SlotsOf(const control::GenerationRecord& record);
 uint32_t SlotOf(const control::GenerationRecord& record, Rank rank, Worker worker);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "format/generation_record.h"
 #include "format/messages.h"
 #include "format/store_names.h"
 #include "format/volume_names.h"
@@ -38,7 +39,7 @@ struct Scene {
     TK_CHECK(staged.ok());
     older = staged->digest;
     committed = NewRecord();
-    TK_CHECK(node.store().WriteGeneration(committed).ok());
+    TK_CHECK(node.store().WriteGeneration(Shared(committed)).ok());
   }
   control::GenerationRecord NewRecord() {
     return RandomGeneration(&prng, "train", TestIdentity(1).world);
@@ -46,7 +47,7 @@ struct Scene {
   bool HasCommitted() {
     const auto records = node.store().Generations();
     return std::any_of(records.begin(), records.end(), [&](const auto& record) {
-      return record.SerializeAsString() == committed.SerializeAsString();
+      return record->SerializeAsString() == committed.SerializeAsString();
     });
   }
 };
@@ -133,7 +134,7 @@ std::vector<Operation> Operations() {
        [](Scene& s) -> Status { return s.node.store().DeleteStaged("s"); }},
       {"Open", link, [](Scene& s) -> Status { return s.node.Reopen(); }},
       {"Record", none,
-       [](Scene& s) -> Status { return s.node.store().WriteGeneration(s.NewRecord()); }},
+       [](Scene& s) -> Status { return s.node.store().WriteGeneration(Shared(s.NewRecord())); }},
       {"Meta", none, [](Scene& s) -> Status { return s.node.volume().WriteMeta(kName, Older(s)); }},
       {"Prerestore", none,
        [](Scene& s) -> Status { return s.node.volume().WritePrerestore(1, ""); }},

@@ -425,21 +425,21 @@ Status RamStore::DeleteStaged(std::string_view name) {
 
 // ---- generations -------------------------------------------------------------------------------
 
-Status RamStore::WriteGeneration(const control::GenerationRecord& record) {
-  TK_ASSIGN_OR_RETURN(const std::string bytes, EncodeGenerationRecord(record));
-  const GenerationId id = GenerationIdOf(record);
+Status RamStore::WriteGeneration(SharedRecord record) {
+  TK_ASSIGN_OR_RETURN(const std::string bytes, EncodeGenerationRecord(*record));
+  const GenerationId id = GenerationIdOf(*record);
   const std::string path = GenerationPath(id);
   TK_RETURN_IF_ERROR(root_->MakeDirs(path.substr(0, path.rfind('/')), 0700));
   TK_RETURN_IF_ERROR(root_->WriteFileAtomically(path, bytes, 0600));
   const std::lock_guard lock(mutex_);
-  generations_[id] = record;
+  generations_[id] = std::move(record);
   std::erase_if(unreadable_, [&](const UnreadableItem& item) { return item.generation == id; });
   return OkStatus();
 }
 
-std::vector<control::GenerationRecord> RamStore::Generations() const {
+std::vector<SharedRecord> RamStore::Generations() const {
   const std::lock_guard lock(mutex_);
-  std::vector<control::GenerationRecord> records;
+  std::vector<SharedRecord> records;
   for (const auto& [id, record] : generations_) records.push_back(record);
   return records;
 }

@@ -52,8 +52,8 @@ class RamStore : public Store {
   Status Delete(const Blake3& digest) override;
   Result<std::vector<std::string>> Staged() const override;
   Status DeleteStaged(std::string_view name) override;
-  Status WriteGeneration(const control::GenerationRecord& record) override;
-  std::vector<control::GenerationRecord> Generations() const override;
+  Status WriteGeneration(SharedRecord record) override;
+  std::vector<SharedRecord> Generations() const override;
   Status DeleteGeneration(const control::GenerationRecord& record) override;
   Result<SpaceInfo> Space() override { return root_->Space(); }
   Dir& root() override { return *root_; }
@@ -131,7 +131,7 @@ class RamStore : public Store {
   std::mutex trees_;
   mutable std::mutex mutex_;
   std::map<Blake3, Held> shards_;
-  std::map<GenerationId, control::GenerationRecord> generations_;
+  std::map<GenerationId, SharedRecord> generations_;
   std::vector<UnreadableItem> unreadable_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "base/escape_name.h"
 #include "base/mutation.h"
+#include "format/generation_record.h"
 #include "format/messages.h"
 #include "format/record.h"
 #include "format/store_names.h"
@@ -264,7 +265,7 @@ Status RamStore::LoadGeneration(const GenerationId& id) {
     return Error(Code::kDataLoss, "it is the record of another generation");
   }
   const std::lock_guard lock(mutex_);
-  generations_[id] = std::move(record);
+  generations_[id] = Shared(std::move(record));
   return OkStatus();
 }
 

@@ -127,8 +127,8 @@ class Store {
   virtual Result<std::vector<std::string>> Staged() const = 0;
   virtual Status DeleteStaged(std::string_view name) = 0;
 
-  virtual Status WriteGeneration(const control::GenerationRecord& record) = 0;
-  virtual std::vector<control::GenerationRecord> Generations() const = 0;
+  virtual Status WriteGeneration(SharedRecord record) = 0;
+  virtual std::vector<SharedRecord> Generations() const = 0;
   virtual Status DeleteGeneration(const control::GenerationRecord& record) = 0;
   virtual Result<SpaceInfo> Space() = 0;
 

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "format/generation_record.h"
 #include "format/store_names.h"
 #include "tiers/ram/ram_testutil.h"
 #include "tiers/ram/shard_state.h"
@@ -351,23 +352,23 @@ TEST_F(StoreTest, RemembersGenerations) {
   world.nodes = 3;
   const auto one = RandomGeneration(&prng_, "train", world);
   const auto two = RandomGeneration(&prng_, "train", world);
-  ASSERT_TRUE(node_.store().WriteGeneration(one).ok());
-  ASSERT_TRUE(node_.store().WriteGeneration(two).ok());
-  ASSERT_TRUE(node_.store().WriteGeneration(two).ok());
+  ASSERT_TRUE(node_.store().WriteGeneration(Shared(one)).ok());
+  ASSERT_TRUE(node_.store().WriteGeneration(Shared(two)).ok());
+  ASSERT_TRUE(node_.store().WriteGeneration(Shared(two)).ok());
   ASSERT_TRUE(node_.Reopen().ok());
   EXPECT_TRUE(node_.store().unreadable().empty());
   auto records = node_.store().Generations();
   ASSERT_EQ(records.size(), 2u);
-  EXPECT_LT(GenerationIdOf(records[0]), GenerationIdOf(records[1]));
+  EXPECT_LT(GenerationIdOf(*records[0]), GenerationIdOf(*records[1]));
   for (const auto& record : records) {
-    const auto& wanted = GenerationIdOf(record) == GenerationIdOf(one) ? one : two;
-    EXPECT_EQ(record.SerializeAsString(), wanted.SerializeAsString());
+    const auto& wanted = GenerationIdOf(*record) == GenerationIdOf(one) ? one : two;
+    EXPECT_EQ(record->SerializeAsString(), wanted.SerializeAsString());
   }
   ASSERT_TRUE(node_.store().DeleteGeneration(one).ok());
   ASSERT_TRUE(node_.store().DeleteGeneration(one).ok());
   ASSERT_TRUE(node_.Reopen().ok());
   ASSERT_EQ(node_.store().Generations().size(), 1u);
-  EXPECT_EQ(GenerationIdOf(node_.store().Generations()[0]), GenerationIdOf(two));
+  EXPECT_EQ(GenerationIdOf(*node_.store().Generations()[0]), GenerationIdOf(two));
 }
 
 TEST(ShardStateTest, RoundTripsAndFallsBackToCare) {
