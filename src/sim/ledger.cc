@@ -76,8 +76,8 @@ void Ledger::CheckBase(uint32_t attempt, const std::optional<SaveId>& restored) 
   const std::optional<Base> base = std::exchange(base_, std::nullopt);
   NodeHost* node = hosts_[job_->placement()[0]]->node();
   if (restored && node != nullptr) {
-    if (const NodeStatus status = node->status(); status.restored) {
-      base_ = Base{attempt, *restored, job_->shape(), status.restored->generation()};
+    if (const control::NodeState& state = node->machine().state(); state.has_restored()) {
+      base_ = Base{attempt, *restored, job_->shape(), state.restored().generation()};
     }
   }
   if (!base || !IsSameWorld(base->shape, job_->shape())) return;
@@ -109,10 +109,11 @@ std::optional<SaveId> Ledger::SaveOf(const control::GenerationRecord& record) {
 }
 
 // Of a large job each host has recorded a part: parts of one record count as that one.
-void Ledger::NoteShardsOfFloor(const control::GenerationRecord& record) {
-  const std::string whole = WholeKey(record);
-  const auto same = [&](control::GenerationRecord& other) {
-    if (WholeKey(other) != whole) return false;
+void Ledger::NoteShardsOfFloor(const SharedRecord& record) {
+  if (record == floor_->record) return;
+  const std::string whole = WholeKey(*record);
+  const auto same = [&](SharedRecord& other) {
+    if (other != record && WholeKey(*other) != whole) return false;
     other = record;
     return true;
   };
@@ -123,26 +124,29 @@ void Ledger::NoteShardsOfFloor(const control::GenerationRecord& record) {
 }
 
 // Of a large job each host has recorded a part: what all of them tell by now.
-control::GenerationRecord Ledger::WithOtherParts(const control::GenerationRecord& record) {
-  if (IsWhole(record)) return record;
-  auto& known = parts_[{GenerationIdOf(record), record.whole()}];
-  std::map<uint32_t, control::ShardInfo> entries;
-  for (const auto* part :
-       std::initializer_list<const control::GenerationRecord*>{&known, &record}) {
-    for (int i = 0; i < part->shards_size(); ++i) entries[part->slots(i)] = part->shards(i);
+SharedRecord Ledger::WithOtherParts(const SharedRecord& record) {
+  if (IsWhole(*record)) return record;
+  SharedRecord& known = parts_[{GenerationIdOf(*record), record->whole()}];
+  if (known == nullptr) return known = record;
+  std::map<uint32_t, const control::ShardInfo*> entries;
+  for (const SharedRecord& part : {known, record}) {
+    for (int i = 0; i < part->shards_size(); ++i) entries[part->slots(i)] = &part->shards(i);
   }
-  known = record;
-  known.clear_slots();
-  known.clear_shards();
+  control::GenerationRecord all = WithoutShards(*record);
+  all.set_whole(record->whole());
+  all.set_equal(record->equal());
+  all.set_stand_ins(record->stand_ins());
+  all.set_ordinal(record->ordinal());
   for (const auto& [slot, shard] : entries) {
-    known.add_slots(slot);
-    *known.add_shards() = shard;
+    all.add_slots(slot);
+    *all.add_shards() = *shard;
   }
-  return known;
+  return known = Shared(std::move(all));
 }
 
-void Ledger::Consider(const control::GenerationRecord& part) {
-  const control::GenerationRecord record = WithOtherParts(part);
+void Ledger::Consider(const SharedRecord& part) {
+  const SharedRecord shared = WithOtherParts(part);
+  const control::GenerationRecord& record = *shared;
   const JobShape& shape = job_->shape();
   const WorldShape world = FromProto(record.world());
   if (!record.committed() || record.job() != shape.name || world.nodes != shape.nodes ||
@@ -150,7 +154,7 @@ void Ledger::Consider(const control::GenerationRecord& part) {
     return;
   }
   const GenerationId id = GenerationIdOf(record);
-  if (floor_ && GenerationIdOf(floor_->record) == id) return NoteShardsOfFloor(record);
+  if (floor_ && GenerationIdOf(*floor_->record) == id) return NoteShardsOfFloor(shared);
   const auto given_up = given_up_.find(shape.name);
   if (given_up != given_up_.end() && id <= given_up->second) return;
   const auto save = SaveOf(record);
@@ -159,22 +163,20 @@ void Ledger::Consider(const control::GenerationRecord& part) {
     const auto order = [this](const SaveId& s, const control::GenerationRecord& r) {
       return std::pair(PositionOf(s), GenerationIdOf(r));
     };
-    if (order(*save, record) < order(floor_->save, floor_->record)) return;
+    if (order(*save, record) < order(floor_->save, *floor_->record)) return;
   }
-  floor_ = Floor{*save, shape, record};
+  floor_ = Floor{*save, shape, shared};
   world_->Count("generations committed");
 }
 
 // Null: it can't be decoded. The same few records are read again and again.
-const control::GenerationRecord* Ledger::Decoded(const std::string& bytes) {
+SharedRecord Ledger::Decoded(const std::string& bytes) {
   auto it = decoded_.find(bytes);
   if (it == decoded_.end()) {
     auto record = DecodeGenerationRecord(bytes);
-    std::optional<control::GenerationRecord> kept;
-    if (record.ok()) kept = std::move(*record);
-    it = decoded_.emplace(bytes, std::move(kept)).first;
+    it = decoded_.emplace(bytes, record.ok() ? Shared(std::move(*record)) : nullptr).first;
   }
-  return it->second ? &*it->second : nullptr;
+  return it->second;
 }
 
 void Ledger::Refresh() {
@@ -189,7 +191,7 @@ void Ledger::Refresh() {
       for (const DirEntry& file : *files) {
         const auto bytes = dir.ReadSmallFile(JoinPath(path, file.name), kManifestBytesMax);
         if (!bytes.ok()) continue;
-        if (const auto* record = Decoded(*bytes)) Consider(*record);
+        if (const SharedRecord record = Decoded(*bytes)) Consider(record);
       }
     }
   }
@@ -201,13 +203,13 @@ bool Ledger::CommittedEverywhere(uint32_t nth) {
   for (Rank rank = 0; rank < job_->shape().nodes; ++rank) {
     NodeHost* node = hosts_[job_->placement()[rank]]->node();
     if (node == nullptr) return false;
-    const NodeStatus status = node->status();
-    if (!status.committed) return false;
-    const GenerationId id = GenerationIdOf(*status.committed);
+    const SharedRecord& committed = node->machine().committed();
+    if (!committed) return false;
+    const GenerationId id = GenerationIdOf(*committed);
     if (all && *all != id) return false;
     all = id;
     if (rank + 1 < job_->shape().nodes) continue;
-    const auto save = SaveOf(*status.committed);
+    const auto save = SaveOf(*committed);
     return save && save->attempt == job_->attempt() && save->nth >= nth;
   }
   return false;
@@ -216,11 +218,21 @@ bool Ledger::CommittedEverywhere(uint32_t nth) {
 // What is recorded by now counts no more.
 void Ledger::GiveUpFloor() {
   Refresh();
-  if (floor_) given_up_[floor_->record.job()] = GenerationIdOf(floor_->record);
+  if (floor_) given_up_[floor_->record->job()] = GenerationIdOf(*floor_->record);
   floor_.reset();
 }
 
 // ---- copies ------------------------------------------------------------------------------------
+
+// Where something stands in the place of a copy: nearly all that are asked have none.
+std::vector<size_t> Ledger::HoldersOf(const Blake3& digest) const {
+  const std::string path = AtMount(ShardManifestPath(digest));
+  std::vector<size_t> holders;
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    if (hosts_[host]->mount().Exists(path)) holders.push_back(host);
+  }
+  return holders;
+}
 
 bool Ledger::IsIntact(size_t host, const Blake3& digest) const {
   Dir& dir = hosts_[host]->outside();
@@ -292,10 +304,11 @@ bool Ledger::IsAvailable(const control::GenerationRecord& record,
   std::map<Blake3, bool> known;
   const auto held = [&](const Blake3& digest) {
     const auto [it, fresh] = known.emplace(digest, false);
-    for (size_t host = 0; fresh && !it->second && host < hosts_.size(); ++host) {
+    if (!fresh) return it->second;
+    for (const size_t host : HoldersOf(digest)) {
       const bool lost =
           without_host == host && (without_copy == nullptr || *without_copy == digest);
-      it->second = !lost && IsIntact(host, digest);
+      it->second = it->second || (!lost && IsIntact(host, digest));
     }
     return it->second;
   };
@@ -319,10 +332,10 @@ bool Ledger::IsAvailable(const control::GenerationRecord& record,
 
 bool Ledger::FloorIsAvailable(std::optional<size_t> without_host,
                               const Blake3* without_copy) const {
-  return IsAvailable(floor_->record, without_host, without_copy) ||
+  return IsAvailable(*floor_->record, without_host, without_copy) ||
          std::any_of(floor_->others.begin(), floor_->others.end(), [&](const auto& record) {
-           const bool all_known = static_cast<uint32_t>(record.shards_size()) == SlotsOf(record);
-           return all_known && IsAvailable(record, without_host, without_copy);
+           const bool all_known = static_cast<uint32_t>(record->shards_size()) == SlotsOf(*record);
+           return all_known && IsAvailable(*record, without_host, without_copy);
          });
 }
 
@@ -337,7 +350,7 @@ bool Ledger::MayLoseCopy(size_t host, const Blake3& digest) {
 }
 
 bool Ledger::IsOfFloor(const Blake3& digest) const {
-  const auto& shards = floor_->record.shards();
+  const auto& shards = floor_->record->shards();
   return std::any_of(shards.begin(), shards.end(),
                      [&](const auto& shard) { return shard.digest() == digest.Raw(); });
 }
@@ -355,14 +368,14 @@ void Ledger::OnGone(const Blake3& digest) {
 
 void Ledger::OnRecorded() {
   const std::optional<GenerationId> before =
-      floor_ ? std::optional(GenerationIdOf(floor_->record)) : std::nullopt;
+      floor_ ? std::optional(GenerationIdOf(*floor_->record)) : std::nullopt;
   Refresh();
-  if (!floor_ || GenerationIdOf(floor_->record) == before) return;
+  if (!floor_ || GenerationIdOf(*floor_->record) == before) return;
   world_->Count("commits looked at when they were recorded");
   // What was lost on the way is no fault of the commit: a word of it takes its time.
   if (lost_at_ + kCommitWordMax > world_->now()) return;
-  for (const auto& place : Places(floor_->record)) {
-    const auto [copies, demanded] = CopiesOf(floor_->record, place);
+  for (const auto& place : Places(*floor_->record)) {
+    const auto [copies, demanded] = CopiesOf(*floor_->record, place);
     // An agent takes its copy for good until it reads it again: it may have been right when it was
     // hashed, long before this commit of what the job was restored from.
     if (copies + RottenCopiesOf(place) >= demanded) continue;
@@ -376,7 +389,7 @@ void Ledger::CheckFloor(const char* when) {
   Refresh();
   if (!floor_ || FloorIsAvailable(std::nullopt, nullptr)) return;
   // An agent takes its copy for good until it reads it again, and another's for one too many.
-  const auto& shards = floor_->record.shards();
+  const auto& shards = floor_->record->shards();
   const bool rotten = std::any_of(shards.begin(), shards.end(), [&](const auto& shard) {
     return damaged_.contains(FixedFromProto<Blake3>(shard.digest()));
   });
@@ -452,7 +465,7 @@ std::pair<size_t, size_t> Ledger::CopiesOf(const control::GenerationRecord& reco
                                            const std::vector<Blake3>& place) const {
   std::set<std::pair<Blake3, size_t>> copies;
   for (const Blake3& digest : place) {
-    for (size_t host = 0; host < hosts_.size(); ++host) {
+    for (const size_t host : HoldersOf(digest)) {
       if (IsIntact(host, digest)) copies.insert({digest, host});
     }
   }
@@ -480,9 +493,9 @@ void Ledger::CheckAllInPlace() {
 std::string Ledger::NotInPlace() {
   Refresh();
   if (!floor_) return "nothing is committed";
-  std::string problem = NotInPlace(floor_->record);
+  std::string problem = NotInPlace(*floor_->record);
   for (const auto& record : floor_->others) {
-    if (!problem.empty()) problem = NotInPlace(record);
+    if (!problem.empty()) problem = NotInPlace(*record);
   }
   return problem;
 }

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "control.pb.h"
+#include "format/generation_record.h"
 #include "sim/sim_host.h"
 #include "sim/sim_job.h"
 #include "sim/world.h"
@@ -108,19 +109,20 @@ class Ledger {
   struct Floor {
     SaveId save;
     JobShape shape;
-    control::GenerationRecord record;
+    SharedRecord record;
     // The same with other shards: restored from an equal replica's, or one partition's for all.
-    std::vector<control::GenerationRecord> others = {};
+    std::vector<SharedRecord> others = {};
   };
   bool FloorIsAvailable(std::optional<size_t> without_host, const Blake3* without_copy) const;
   // Looks for newer committed generations in the records of all stores.
   void Refresh();
-  const control::GenerationRecord* Decoded(const std::string& bytes);
-  void Consider(const control::GenerationRecord& part);
-  void NoteShardsOfFloor(const control::GenerationRecord& record);
-  control::GenerationRecord WithOtherParts(const control::GenerationRecord& record);
+  SharedRecord Decoded(const std::string& bytes);
+  void Consider(const SharedRecord& part);
+  void NoteShardsOfFloor(const SharedRecord& record);
+  SharedRecord WithOtherParts(const SharedRecord& record);
   // Which save it is, by what is in its shards.
   std::optional<SaveId> SaveOf(const control::GenerationRecord& record);
+  std::vector<size_t> HoldersOf(const Blake3& digest) const;
   bool IsIntact(size_t host, const Blake3& digest) const;
   std::optional<ShardIdentity> IdentityOf(size_t host, const Blake3& digest) const;
   // For each rank and worker: the shards that can stand there.
@@ -147,8 +149,8 @@ class Ledger {
   std::vector<std::unique_ptr<SimHost>>& hosts_;
   const SimJob* job_ = nullptr;
   std::map<GenerationId, SaveId> known_;
-  std::unordered_map<std::string, std::optional<control::GenerationRecord>> decoded_;  // by bytes
-  std::map<std::pair<GenerationId, std::string>, control::GenerationRecord> parts_;
+  std::unordered_map<std::string, SharedRecord> decoded_;  // by bytes
+  std::map<std::pair<GenerationId, std::string>, SharedRecord> parts_;
   std::map<uint32_t, std::pair<uint32_t, uint32_t>> bases_;  // attempt → restored attempt, nth
   std::optional<Floor> floor_;
   // The newest, by job: runs of different jobs, with clocks that jump, have no order.

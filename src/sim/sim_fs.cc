@@ -299,6 +299,11 @@ std::vector<std::string> SimFs::Files(std::string_view path) const {
   return files;
 }
 
+bool SimFs::Exists(std::string_view path) const {
+  NodePtr node;
+  return tree_->Find(tree_->root, path, true, &node) == 0;
+}
+
 Result<std::string> SimFs::Content(std::string_view path) const {
   TK_ASSIGN_OR_RETURN(const NodePtr node, FindFile(*tree_, path));
   return std::string(reinterpret_cast<const char*>(node->data->data()), node->data->size());

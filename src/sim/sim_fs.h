@@ -175,6 +175,8 @@ class SimFs {
   SimFsUse use() const;
   // All regular files below `path`, as paths from the root, sorted; empty if there is none.
   std::vector<std::string> Files(std::string_view path = "") const;
+  // Something has that name, be it only a link.
+  bool Exists(std::string_view path) const;
   // A file's bytes, seen from outside (no call is counted).
   Result<std::string> Content(std::string_view path) const;
 

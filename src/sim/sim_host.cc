@@ -210,10 +210,11 @@ bool SimHost::GiveOrder(control::RestoreOrder order) {
 std::optional<control::RestoreStop> SimHost::StopOf(const std::string& job) const {
   if (!up()) return std::nullopt;
   const auto coordinating = life_->control->CoordinatorStatus(job);
-  const NodeStatus status = life_->node->status();
-  const auto& told = coordinating ? coordinating : status.job;
+  const NodeMachine& machine = life_->node->machine();
+  const auto& told = coordinating ? coordinating : machine.job_status();
   if (told && told->has_waiting() && told->waiting().job() == job) return told->waiting();
-  if (status.stop && status.stop->job() == job) return status.stop;
+  const control::NodeState& state = machine.state();
+  if (state.has_stop() && state.stop().job() == job) return state.stop();
   return std::nullopt;
 }
 
