@@ -50,6 +50,20 @@ std::optional<TaskId> TaskOf(const NodeAction::Any& action) {
                     action);
 }
 
+// Of files of the agent's own: a few pages, and the same when it is done once more.
+bool IsSmallWrite(const NodeAction::Any& action) {
+  using A = NodeAction;
+  return std::visit(Overloaded{
+                        [](const A::WritePrerestore&) { return true; },
+                        [](const A::PlaceLink&) { return true; },
+                        [](const A::PlaceNoCheckpoint&) { return true; },
+                        [](const A::WriteMeta&) { return true; },
+                        [](const A::RecordGeneration&) { return true; },
+                        [](const auto&) { return false; },
+                    },
+                    action);
+}
+
 bool HasTensorStore(const Manifest& manifest) {
   for (const ManifestEntry& e : manifest.entries) {
     if (e.path.ends_with("manifest.ocdbt")) return true;
@@ -219,7 +233,12 @@ void NodeHost::RunBatch(NodeActions* actions) {
 }
 
 Status NodeHost::Carry(NodeAction::Any* action) {
-  return std::visit([this](auto& a) { return Do(a); }, *action);
+  const auto carry = [&] { return std::visit([this](auto& a) { return Do(a); }, *action); };
+  const Status done = carry();
+  const bool full = !done.ok() && done.error().code() == Code::kResourceExhausted;
+  // What starts the job, or makes room by itself.
+  if (full && IsSmallWrite(*action) && parts_.volume->GiveUpReserve()) return carry();
+  return done;
 }
 
 Status NodeHost::OnLoop(std::function<void()> work) {
@@ -482,6 +501,7 @@ Status NodeHost::Do(const NodeAction::Verify& action) {
 }
 
 Status NodeHost::Do(const NodeAction::DeleteShards& action) {
+  parts_.volume->KeepReserve();  // of what was given back before
   tasks_queue_->Submit([this, action] {
     for (const Blake3& digest : action.digests) {
       if (const Status s = parts_.store->Delete(digest); !s.ok()) {

@@ -15,11 +15,17 @@ void NodeHost::OnChange(const DirChange& change) {
   if (change.kind == Kind::kOverflow) {
     TK_PROBE(kWatchOverflow);
     ordered_->Submit([this] {
+      parts_.volume->MakeRoomForStart();
       ReadConfigNow();
       ReadJaxInit();
       if (watching_saves_) ScanSaves();
     });
     return;
+  }
+  const bool starts = change.name.find(kConfigName) != std::string::npos ||
+                      change.name.find(kJaxInitName) != std::string::npos;
+  if (starts && change.kind != Kind::kGone) {
+    ordered_->Submit([this] { parts_.volume->MakeRoomForStart(); });  // under a temporary name, too
   }
   if (change.name == kConfigName) {
     // One that is written without an end must not fill the queue.

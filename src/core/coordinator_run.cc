@@ -376,7 +376,11 @@ void CoordinatorMachine::Impl::SendCommit(const Peer& peer) {
   AddCommitted(message.mutable_commit(), peer);
   const auto keep = committed_keep_.find(peer.node());
   if (keep != committed_keep_.end() && !peer.join.holder()) {
-    for (const Blake3& digest : keep->second) message.mutable_commit()->add_keep(digest.Raw());
+    for (const Blake3& digest : keep->second) {
+      // Given back for a newer save: the member has no reason to miss it.
+      if (thinned_ && !holdings_.Has(peer.node(), digest)) continue;
+      message.mutable_commit()->add_keep(digest.Raw());
+    }
   }
   SendTo(peer, std::move(message));
 }

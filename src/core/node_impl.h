@@ -255,7 +255,7 @@ class NodeMachine::Impl {
   void OnGiveBack(const control::GiveBack& m);
   bool IsNeededHere(const control::ShardInfo& shard) const;
   bool IsOfCommitted(const Blake3& digest) const;
-  bool GiveWayToRestore();
+  bool GiveUpPassedOver();
   void RestoreWithMoreRoom();
   void NoteOwnBytes(const OwnSave& own);
   void NoteKeptBytes(const control::Keep& m);

@@ -40,7 +40,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::MemorySeen& e) {
   }
   room_ = e.room;
   AdmitPulls();
-  TellWaiting();
+  if (given_way_ == 0) TellWaiting();  // else once that is done
   if (std::exchange(sizing_due_, false)) TellSizing();
 }
 
@@ -54,7 +54,12 @@ void NodeMachine::Impl::AdmitPulls() {
       const PullDemand demand{.bytes = FootprintOf(fetch.wanted.shard()),
                               .under_way_bytes = UnderWayBytes(),
                               .reserve_bytes = ReserveBytes()};
-      if (MayBegin(digest) && ShortBytes(*room_, demand) == 0) BeginPull(&fetch, digest);
+      if (!MayBegin(digest)) continue;
+      if (ShortBytes(*room_, demand) == 0) {
+        BeginPull(&fetch, digest);
+      } else if (GiveUpPassedOver()) {
+        return;  // and is looked at again
+      }
     }
     if (RefusedBytes(why) > 0) return;
   }
@@ -177,37 +182,37 @@ bool NodeMachine::Impl::IsNeededHere(const control::ShardInfo& shard) const {
   return FromProto(shard.save().run()) == FromProto(state_.run()) && !committed;
 }
 
+// By its save: of a large job a record here names some of the shards.
 bool NodeMachine::Impl::IsOfCommitted(const Blake3& digest) const {
-  const auto names = [&](const SharedRecord& record) {
-    return record->committed() &&
-           std::any_of(record->shards().begin(), record->shards().end(),
-                       [&](const auto& shard) { return DigestOf(shard) == digest; });
+  const auto shard = shards_.find(digest);
+  if (shard == shards_.end()) return false;
+  const auto is_of = [&](const SharedRecord& record) {
+    return record->committed() && FromProto(record->save()) == FromProto(shard->second.save());
   };
-  return (committed_ && names(committed_)) ||
-         std::any_of(generations_.begin(), generations_.end(), names);
+  return (committed_ && is_of(committed_)) ||
+         std::any_of(generations_.begin(), generations_.end(), is_of);
 }
 
-// Without its part the job doesn't start. What was never committed, and what the decision passes
-// over, is a branch that it leaves behind.
-bool NodeMachine::Impl::GiveWayToRestore() {
+// Saves that were never committed, and that the restore decision passed over, are a branch that the
+// job leaves behind. They go where a restore has no room for its part, or later copies have none.
+bool NodeMachine::Impl::GiveUpPassedOver() {
   if (given_way_ != 0) return true;
-  if (!restore_ || restore_->order.choice().none()) return false;
-  std::set<Blake3> kept;
-  for (const auto& shard : restore_->order.choice().generation().shards()) {
-    kept.insert(DigestOf(shard));
-  }
+  if (!restore_ && !Released()) return false;
+  const control::RestoreChoice& choice = restore_ ? restore_->order.choice() : state_.restored();
   std::vector<Blake3> digests;
   uint64_t bytes = 0;
   for (const auto& [digest, shard] : shards_) {
-    if (shard.job() != config_->job || kept.count(digest) != 0 || IsOfCommitted(digest)) continue;
+    const SaveKey save = FromProto(shard.save());
+    const bool kept = (!choice.none() && save == FromProto(choice.generation().save())) ||
+                      save.run == FromProto(state_.run()) || fetches_.count(digest) != 0;
+    if (shard.job() != config_->job || kept || IsOfCommitted(digest)) continue;
     digests.push_back(digest);
     bytes += FootprintOf(shard);
   }
   if (digests.empty()) return false;
-  Log(Severity::kWarning,
-      fmt::format("{} of saves that were never committed give way to the restore of step {}: "
-                  "memory is short",
-                  FormatBytes(bytes), restore_->order.choice().generation().save().step()));
+  Log(Severity::kWarning, fmt::format("{} of saves that were never committed, and that the job "
+                                      "doesn't go on from, give way: memory is short",
+                                      FormatBytes(bytes)));
   given_way_ = next_task_;
   DeleteAll(std::move(digests), {});
   return true;

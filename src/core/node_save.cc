@@ -355,7 +355,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
     for (const std::string& node : e.bad_sources) answer.add_bad_sources(node);
   }
   const bool no_room = !e.status.ok() && e.status.error().code() == Code::kResourceExhausted;
-  if (no_room && GiveWayToRestore()) {
+  if (no_room && GiveUpPassedOver()) {
     fetch.pulling = false;
     fetch.task = 0;
     fetch.waiting = true;

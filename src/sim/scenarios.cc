@@ -1,5 +1,7 @@
 #include "sim/scenarios.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -198,6 +200,58 @@ void HolderListensToTheDead(Simulation& sim) {
   sim.RunUntilCommitted(1, kLimit);
 }
 
+// A member's word no longer arrives, and it notices late. What it saves meanwhile may be committed
+// as far as it knows, but must not fill its mount.
+void MuteLink(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  const uint64_t checkpoint = Ledger::CheckpointBytes(sim.job().shape());
+  const uint64_t before = sim.host(1).mount().use().bytes;
+  sim.network().Cut(1, 0);
+  sim.network().Cut(0, 1);
+  sim.world().Fault("partition");
+  for (int i = 0; i < 20; ++i) {
+    sim.job().SaveNow(/*new_step=*/true);
+    if (!sim.RunFor(1500ms)) return;
+  }
+  const uint64_t more = sim.host(1).mount().use().bytes - before;
+  if (more > 7 * checkpoint) {
+    return sim.world().Fail(fmt::format("undecided saves take {}", FormatBytes(more)));
+  }
+  sim.network().MendAll();
+  sim.RunUntilCommitted(sim.job().saves_written() + 1, kLimit);
+}
+
+// A job that dies in the middle of a save has filled its mount to the last page: the next one
+// can't write its replicator.yaml until the agent makes room.
+void FullAtStart(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().Stop();
+  SimFs& mount = sim.host(0).mount();
+  auto file = sim.host(0).outside().CreateFile("client/unfinished", 0644);
+  const std::string bytes(200'000, 'x');
+  if (!file.ok() || !(*file)->WriteAll(0, AsBytes(bytes)).ok()) {
+    return sim.world().Fail("the file can't be made");
+  }
+  mount.set_bytes_max(mount.use().bytes);
+  sim.world().Fault("mount full");
+  sim.ledger().BeginDisturbance();
+  sim.job().StartLater(1ms);
+  sim.RunUntilCommitted(1, kLimit);
+}
+
+// The agent dies with the job, finds the yaml of the next start, and can't find the coordinator
+// of the run before at the same moment.
+void LateAnswerAtStart(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.rendezvous().set_away(true);
+  sim.world().Fault("rendezvous away");
+  sim.host(0).KillAgent();
+  sim.job().StartLater(1ms);
+  if (!sim.RunFor(30s)) return;
+  sim.rendezvous().set_away(false);
+  sim.RunUntilCommitted(2, kLimit);
+}
+
 std::vector<Scenario> WithGuardScenarios(std::vector<Scenario> scenarios) {
   for (const Scenario& scenario : GuardScenarios()) scenarios.push_back(scenario);
   return scenarios;
@@ -254,6 +308,18 @@ const std::vector<Scenario>& Scenarios() {
        .about = "a commit that a node hasn't heard of outlives that node's newer saves",
        .run = CommitUnheard,
        .shape = {.nodes = 3, .replicas = 3}},
+      {.name = "mute-link",
+       .about = "saves that no coordinator decides about don't fill the mount",
+       .run = MuteLink,
+       .shape = {.nodes = 2, .replicas = 2}},
+      {.name = "full-at-start",
+       .about = "a job starts on a mount that its predecessor has filled to the last page",
+       .run = FullAtStart,
+       .shape = {.nodes = 1, .peers = 0, .peer_ranks = true}},
+      {.name = "late-answer-at-start",
+       .about = "an answer for the run before doesn't keep a start's saves from being taken",
+       .run = LateAnswerAtStart,
+       .shape = {.nodes = 2}},
       {.name = "restart-all-agents",
        .about = "agents that all die at once go on with the run without a new yaml",
        .run = RestartAllAgents,

@@ -24,8 +24,9 @@ constexpr size_t kShortWatchQueue = 2;
 constexpr Duration kSettleEvery = 2s;
 constexpr Duration kMemoryEvery = 500ms;
 constexpr Duration kLookEvery = 200ms;
-// Records, ids, links, texts for the client: a page each, and store/spare (64 KiB).
-constexpr uint64_t kSmallFilesBytes = 40 * 4096;
+// Records, ids, links, texts for the client: a page each; store/spare and store/reserve (64 KiB
+// each).
+constexpr uint64_t kSmallFilesBytes = 56 * 4096;
 constexpr uint64_t kAmpleBytes = uint64_t{1} << 40;
 
 bool Never() { return false; }

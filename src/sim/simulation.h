@@ -65,6 +65,7 @@ class Simulation {
   World& world() { return world_; }
   SimJob& job() { return *job_; }
   SimNetwork& network() { return *network_; }
+  SimRendezvous& rendezvous() { return *rendezvous_; }
   SimHost& host(size_t i) { return *hosts_[i]; }
   size_t hosts() const { return hosts_.size(); }
   Nemesis& nemesis() { return *nemesis_; }

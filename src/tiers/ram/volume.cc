@@ -19,7 +19,10 @@ constexpr uint64_t kErrorsBytesMax = 64u << 10;
 constexpr uint64_t kJaxInitBytesMax = 4u << 10;
 // A file in the store that has its pages already: what it says can be put into a full volume.
 constexpr std::string_view kSpareName = "spare";
-constexpr uint32_t kFileMode = 0644;  // the job's user may be another than ours
+constexpr std::string_view kReserveName = "reserve";
+constexpr uint64_t kReserveBytes = 64u << 10;
+constexpr uint64_t kBesideReserveBytes = 16u << 10;  // for what is written meanwhile
+constexpr uint32_t kFileMode = 0644;                 // the job's user may be another than ours
 
 struct ReadFile {
   std::string text;
@@ -66,6 +69,7 @@ bool HasCommitSuccess(Dir& client, const std::string& name) {
 
 Volume::Volume(Store* store, Logger logger) : store_(store), logger_(std::move(logger)) {
   MakeSpare();
+  KeepReserve();
 }
 
 // ---- replicator.yaml ---------------------------------------------------------------------------
@@ -278,6 +282,32 @@ Status Volume::AppendError(std::string_view line) { return Append(kErrorsName, l
 Status Volume::AppendFailed(std::string_view line) {
   TK_RETURN_IF_ERROR(AppendError(line));
   return Append(kFailedName, line);
+}
+
+// ---- room for a start --------------------------------------------------------------------------
+
+// A job that is being started may find no page for its yaml: then its next try does.
+void Volume::MakeRoomForStart() {
+  const auto space = store_->Space();
+  if (!space.ok() || space->free_bytes >= kReserveBytes || !GiveUpReserve()) return;
+  logger_.Warning("the volume is full: reserved memory is given up for the job's start");
+}
+
+void Volume::KeepReserve() {
+  if (reserve_) return;
+  Dir& root = store_->root();
+  const auto space = store_->Space();
+  if (!space.ok() || space->free_bytes < kReserveBytes + kBesideReserveBytes) return;
+  auto file = root.CreateFile(kReserveName, 0600);
+  if (!file.ok() && file.error().code() == Code::kAlreadyExists) {
+    file = root.OpenFileReadWrite(kReserveName);
+  }
+  reserve_ = file.ok() && (*file)->Allocate(0, kReserveBytes).ok();
+}
+
+bool Volume::GiveUpReserve() {
+  reserve_ = false;
+  return store_->root().Unlink(std::string(kReserveName)).ok();
 }
 
 std::optional<std::string> Volume::ReadJaxInit() {

@@ -74,6 +74,14 @@ class Volume {
   // that can't be written.
   Status AppendError(std::string_view line);
   Status AppendFailed(std::string_view line);
+  // Keeps pages that are given back where a full volume would keep the job's next start from
+  // beginning: nobody else can make the room that its replicator.yaml needs. Nothing is done while
+  // there is none beside it. Threads: one at a time.
+  void KeepReserve();
+  // Whether there was any.
+  bool GiveUpReserve();
+  // Gives it up if too little is free for what a start writes.
+  void MakeRoomForStart();
   // nullopt: none there, or nothing that a platform would write (a link, over 4 KiB).
   std::optional<std::string> ReadJaxInit();
 
@@ -88,6 +96,7 @@ class Volume {
   Logger logger_;
   std::mutex append_mutex_;  // reading, adding and replacing are one step among our own threads
   bool spare_ = false;       // store/spare has its pages
+  bool reserve_ = false;     // and store/reserve
 };
 
 }  // namespace tierkeep

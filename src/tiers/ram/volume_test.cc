@@ -155,6 +155,24 @@ TEST_F(VolumeTest, ErrorsAreWrittenIntoAFullVolume) {
   EXPECT_EQ(st.st_mode & 07777, 0644u);
 }
 
+TEST_F(VolumeTest, MemoryIsKeptForTheNextStart) {
+  const std::string reserve = node_.InStore("reserve");
+  EXPECT_EQ(fs::file_size(reserve), 64u << 10);
+  volume().MakeRoomForStart();
+  EXPECT_TRUE(Exists(reserve)) << "there is room";
+  EXPECT_TRUE(volume().GiveUpReserve());
+  EXPECT_FALSE(Exists(reserve));
+  EXPECT_FALSE(volume().GiveUpReserve());
+  node_.faults().Set([](std::string_view call, std::string_view) -> std::optional<Error> {
+    if (call == "Allocate") return ErrnoError(ENOSPC, "injected");
+    return std::nullopt;
+  });
+  volume().KeepReserve();
+  node_.faults().Clear();
+  volume().KeepReserve();
+  EXPECT_EQ(fs::file_size(reserve), 64u << 10);
+}
+
 TEST_F(VolumeTest, ErrorsAreWrittenBesideAStoreThatCannotBeWritten) {
   node_.faults().Set([](std::string_view call, std::string_view path) -> std::optional<Error> {
     const bool in_store = path.starts_with("incoming/") || path.starts_with("spare");
