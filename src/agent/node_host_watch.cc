@@ -14,10 +14,13 @@ void NodeHost::OnChange(const DirChange& change) {
   using Kind = DirChange::Kind;
   if (change.kind == Kind::kOverflow) {
     TK_PROBE(kWatchOverflow);
+    if (TK_MUTATION(kIgnoreOverflow)) return;
     ordered_->Submit([this] {
       parts_.volume->MakeRoomForStart();
-      ReadConfigNow();
+      // In the order in which they are written: one that came with the yaml must not be taken for
+      // a later start than the yaml's.
       ReadJaxInit();
+      ReadConfigNow();
       if (watching_saves_) ScanSaves();
     });
     return;

@@ -64,6 +64,10 @@ namespace tierkeep {
   X(kIgnoreSkip, "ignore-skip")                                   \
   /* Nobody waits for a newer generation whose nodes are away. */ \
   X(kForgetAbsent, "forget-absent")                               \
+  /* A job that can't start in time isn't told. */                \
+  X(kNoStartDeadline, "no-start-deadline")                        \
+  /* What a watch has lost is not looked for. */                  \
+  X(kIgnoreOverflow, "ignore-overflow")                           \
   /* Replicas with different values stand in for copies. */       \
   X(kDivergentCopies, "divergent-copies")                         \
   /* What a run was restored from doesn't count as its save 0. */ \

@@ -248,6 +248,7 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
   Persist();
   phase_ = Phase::kCleaning;
   accepted_at_ = now_;
+  config_gone_at_.reset();
   last_error_.clear();
   ask_rendezvous_ = false;
   pause_ = {};
@@ -326,7 +327,9 @@ void NodeMachine::Impl::Handle(const NodeEvent::JaxInitChanged& e) {
   const bool restarted = !jax_init_.empty() && jax_init_ != e.text;
   jax_init_ = e.text;
   // The client that wrote this yaml has gone; the next one must not find it.
-  if (restarted && config_stands_ && config_ && !Released()) RemoveConfig();
+  if (!restarted || !config_stands_ || !config_ || Released()) return;
+  RemoveConfig();
+  BoundWait();
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::VolumeCleaned& e) {
@@ -371,20 +374,34 @@ void NodeMachine::Impl::Fail(const std::string& text) {
   StartHolding();
 }
 
-// The yaml is gone while no run has been found. An attempt whose client has given up in silence
-// would take its rank in a run with the next attempt's other ranks, which nobody trains in. All
-// clients wait for a link as long as PyTorch's wait for anything.
+// The yaml is gone before the job's start. An attempt whose client has given up in silence would
+// take its rank in a run with the next attempt's other ranks, which nobody trains in. All clients
+// wait for a link as long as PyTorch's wait for anything.
 void NodeMachine::Impl::BoundWait() {
-  if (InRun()) return;
+  config_gone_at_ = now_;
   const Duration left = accepted_at_ + GatherBudget() - now_;
   Arm(kGatherTimer, std::min(left, options_.timings.gather_deadline_pytorch));
 }
 
 void NodeMachine::Impl::GatherDeadline() {
-  if (!config_ || Released()) return;
+  if (!config_ || Released() || TK_MUTATION(kNoStartDeadline)) return;
   if (InRun() && link_ == Link::kUp && entered_) {
-    // Found in time; the transfer has its own deadline at the coordinator.
-    Arm(kGatherTimer, options_.timings.prepare_deadline);
+    // Found in time. The decision and its transfers have their own deadlines at the coordinator,
+    // but the client doesn't wait longer because of them.
+    Duration left = options_.timings.prepare_deadline;
+    if (config_gone_at_) {
+      left = std::min(left, *config_gone_at_ + options_.timings.gather_deadline_pytorch - now_);
+    }
+    if (left > Duration{}) {
+      Arm(kGatherTimer, left);
+      return;
+    }
+    std::string text = fmt::format("there is no checkpoint to go on from after {}",
+                                   FormatDuration(now_ - accepted_at_));
+    if (job_status_) {
+      for (const std::string& problem : job_status_->problems()) text += "; " + problem;
+    }
+    Fail(text);
     return;
   }
   std::string missing;

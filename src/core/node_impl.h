@@ -294,9 +294,10 @@ class NodeMachine::Impl {
   bool config_stands_ = false;
   std::string config_removed_;  // id of the last file that we removed
   Instant accepted_at_{};
-  std::string unrecorded_refusal_;       // told once more if it can't be recorded
-  std::set<TaskId> adopting_;            // must end before joining
-  std::vector<std::string> taken_over_;  // by a cleaning, staged names: not yet hashed
+  std::optional<Instant> config_gone_at_;  // before the job's start: its client waits for a link
+  std::string unrecorded_refusal_;         // told once more if it can't be recorded
+  std::set<TaskId> adopting_;              // must end before joining
+  std::vector<std::string> taken_over_;    // by a cleaning, staged names: not yet hashed
 
   // The way to the coordinator.
   Link link_ = Link::kNone;

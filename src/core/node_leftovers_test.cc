@@ -224,6 +224,26 @@ TEST_F(NodeLeftovers, AnAttemptEndsBeforeItsClientHasGivenUpOnTheLink) {
   EXPECT_TRUE(failed_);
 }
 
+// Nor for a decision that waits, or for transfers.
+TEST_F(NodeLeftovers, AnAttemptInARunEndsBeforeItsClientHasGivenUpToo) {
+  Step(NodeEvent::Started{});
+  Accept("file");
+  Step(NodeEvent::VolumeCleaned{});
+  Connect();
+  const auto wait = [&](int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      Run(1s);
+      control::Envelope ping;
+      ping.mutable_ping();
+      Say(std::move(ping));
+    }
+  };
+  wait(300);
+  EXPECT_FALSE(failed_);
+  wait(59);
+  EXPECT_TRUE(failed_);
+}
+
 class NodeAdoption : public NodeLeftovers {
  protected:
   void Begin(const std::vector<tierkeep::Step>& steps) {

@@ -26,6 +26,9 @@ namespace tierkeep::sim {
   X(kBadLink, "a link appears that leads to something bad")                  \
   /* operator.cc */                                                          \
   X(kOrderIgnored, "an order to skip a step is not obeyed")                  \
+  /* outcomes.cc */                                                          \
+  X(kWaitsInVain, "a process waits for nothing")                             \
+  X(kSaveLeft, "nothing comes of a finished save")                           \
   /* sim_client.cc */                                                        \
   X(kFailedWhileTraining, "replicator.failed while the job trains")          \
   X(kForeignLink, "a link for another rank or job")                          \

@@ -109,6 +109,7 @@ void Nemesis::End() {
   *parts_.file_rates = {};
   for (size_t i = 0; i < hosts(); ++i) {
     host(i).mount().set_bytes_max(parts_.mount_bytes);
+    host(i).Disturb();
     host(i).speed().slow = 1;
     parts_.network->set_slow(i, 1);
     // Whoever runs the machines does this where an agent says that it could not read its store.
@@ -400,6 +401,7 @@ void Nemesis::SlowHost() {
   host(i).speed().slow = factor;
   parts_.network->set_slow(i, factor);
   For(1s, 90s, [this, i] {
+    host(i).Disturb();
     host(i).speed().slow = 1;
     parts_.network->set_slow(i, 1);
   });

@@ -57,7 +57,20 @@ void SimClient::Start() {
 
 void SimClient::Enter(State state, Duration limit) {
   state_ = state;
-  deadline_ = world_->now() + limit;
+  since_ = world_->now();
+  deadline_ = since_ + limit;
+}
+
+void SimClient::GiveUpWaiting() {
+  static constexpr std::string_view kWaits[] = {"for an old yaml to go", "for its yaml to go",
+                                                "for the decision", "for its links"};
+  const std::string what =
+      fmt::format("rank {} waited {}", options_.rank, kWaits[static_cast<size_t>(state_)]);
+  // What went wrong earlier in the same start may be why nothing could be said. And it couldn't
+  // look either before the mount was there.
+  const Instant since = state_ == State::kOldConfig ? since_ : asked_at_;
+  if (volume_ != nullptr) events_.overdue(host(), what, since);
+  Fail("waited too long");
 }
 
 void SimClient::Fail(const std::string& why) {
@@ -79,7 +92,7 @@ void SimClient::Poll() {
   }
   if (volume_ != nullptr) PollOnce();
   if (!alive() || state_ == State::kTraining) return;
-  if (world_->now() > deadline_) return Fail("waited too long");
+  if (world_->now() > deadline_) return GiveUpWaiting();
   After(kPollInterval, [this] { Poll(); });
 }
 
@@ -329,6 +342,7 @@ void SimClient::EndWrite(const std::shared_ptr<Writing>& writing, const Status& 
     (void)volume_->RemoveTree(top);
   } else {
     world_->Trace("n{} wrote {}", host(), writing->id.ToString());
+    events_.stands(host(), writing->name);
   }
   if (writing->held != nullptr) {
     late_.push_back(writing);

@@ -33,6 +33,10 @@ class SimClient {
     std::function<void(Rank rank, std::optional<SaveId> restored)> ready;
     std::function<void(Rank rank, const std::string& why)> failed;  // the process exits
     std::function<void(uint32_t nth)> saved;  // one file or directory of it, written or not
+    // One of them stands in the volume, finished.
+    std::function<void(size_t host, const std::string& name)> stands;
+    // What it has waited for since then never came.
+    std::function<void(size_t host, const std::string& what, Instant since)> overdue;
     // Whether a copy on this host was damaged since: one that was verified before can't be blamed.
     std::function<bool(size_t host, Instant since)> damaged;
   };
@@ -67,6 +71,7 @@ class SimClient {
   void PollOnce();
   bool Exists(std::string_view name);
   void Enter(State state, Duration limit);
+  void GiveUpWaiting();
   void WriteConfig();
   bool LookForErrors();  // false: the process ends
   void LookForLinks();
@@ -86,6 +91,7 @@ class SimClient {
   const std::shared_ptr<SimProcess> process_ = std::make_shared<SimProcess>();
   std::unique_ptr<Dir> volume_;
   State state_ = State::kOldConfig;
+  Instant since_{};  // of its state
   Instant deadline_{};
   Instant asked_at_{};
   std::vector<std::weak_ptr<Writing>> late_;  // that still have a file open

@@ -126,6 +126,8 @@ struct SimFsOptions {
   // Runs `work` later, in the order of the calls: how changes reach a watch. Without it they wait
   // for DeliverChanges.
   std::function<void(std::function<void()> work)> post;
+  // Called where something finds no room.
+  std::function<void()> on_full;
   // Changes that wait for one watch; more are one kOverflow.
   size_t watch_queue_max = 16384;
 };

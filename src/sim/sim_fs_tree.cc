@@ -98,7 +98,7 @@ Errno FsTree::Make(const FsPlace& at, FileType type, const SimProcess& by, uint3
                    NodePtr* out) {
   if (ChildOf(at) != nullptr) return EEXIST;
   if (const Errno error = MayAdd(at); error != 0) return error;
-  if (use->inodes >= options.inodes_max) return ENOSPC;
+  if (use->inodes >= options.inodes_max) return Full();
   auto node = std::make_shared<FsNode>(use);
   node->type = type;
   node->inode = ++last_inode;
@@ -164,7 +164,7 @@ Errno FsTree::HardLink(const FsPlace& from, const FsPlace& to) {
   if (ChildOf(to) != nullptr) return EEXIST;
   if (IsDir(*node) || node->immutable) return EPERM;
   if (const Errno error = MayAdd(to); error != 0) return error;
-  if (use->inodes >= options.inodes_max) return ENOSPC;  // tmpfs counts names
+  if (use->inodes >= options.inodes_max) return Full();  // tmpfs counts names
   Put(to, node);
   Notify(to.dir.get(), DirChange::Kind::kCreated, to.name);
   return 0;
@@ -196,7 +196,7 @@ Errno FsTree::ChargePages(FsNode* node, uint64_t begin, uint64_t end) {
   if (node->pages.size() < last) node->pages.resize(last);
   for (uint64_t page = begin / kFsPageBytes; page < last; ++page) {
     if (node->pages[page]) continue;
-    if (node->use->bytes + kFsPageBytes > options.bytes_max) return ENOSPC;
+    if (node->use->bytes + kFsPageBytes > options.bytes_max) return Full();
     node->pages[page] = true;
     ++node->pages_used;
     node->use->bytes += kFsPageBytes;

@@ -1,6 +1,7 @@
 // Inside of sim_fs.h: the nodes, and what every call is made of. Not for users.
 #pragma once
 
+#include <cerrno>
 #include <deque>
 #include <map>
 #include <memory>
@@ -114,6 +115,10 @@ struct FsTree {
   std::deque<std::function<void()>> waiting;  // where nothing is given to post with
 
  private:
+  Errno Full() const {  // ENOSPC
+    if (options.on_full) options.on_full();
+    return ENOSPC;
+  }
   Errno ChargePages(FsNode* node, uint64_t begin, uint64_t end);
   void FreePages(FsNode* node, uint64_t from_page);
 };

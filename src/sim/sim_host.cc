@@ -42,6 +42,7 @@ SimHost::SimHost(size_t index, const HostParts& parts, uint64_t mount_bytes_max)
   ram.device = 2 * index + 1;
   ram.immutable_flags = parts.immutable_flags;
   ram.watch_queue_max = parts.watch_queue_max;
+  ram.on_full = [this] { Disturb(); };
   ram.post = [this](std::function<void()> work) {
     world_->After(world_->Between(1us, 300us), std::move(work));
   };
@@ -80,6 +81,7 @@ Logger SimHost::LoggerOf(const std::shared_ptr<SimProcess>& process, std::string
 void SimHost::StartAgent() {
   if (life_ != nullptr) return;
   ++lives_;
+  Disturb();
   life_ = std::make_unique<Life>();
   Life& life = *life_;
   life.process = std::make_shared<SimProcess>();
@@ -218,7 +220,12 @@ std::optional<control::RestoreStop> SimHost::StopOf(const std::string& job) cons
   return std::nullopt;
 }
 
+Instant SimHost::disturbed_at() const {
+  return up() && speed_.slow == 1 ? disturbed_at_ : world_->now();
+}
+
 void SimHost::Sleep(Duration time) {
+  Disturb();
   clock_.Sleep(time);
   if (up()) life_->runtime->sim_loop().ClockMoved();
 }
@@ -257,6 +264,7 @@ int SimHost::InjectedError(const FsOp& op) {
   if (op.call == FsCall::kList) rate *= kListErrors;  // there are so few of them
   if (rate == 0 || !world_->Chance(rate)) return 0;
   world_->Fault(changes ? "write error" : "read error");
+  Disturb();
   world_->Trace("n{} error in {}", index_, op.ToString());
   return changes && world_->prng().Chance(1, 2) ? ENOSPC : EIO;
 }

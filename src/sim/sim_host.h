@@ -74,6 +74,11 @@ class SimHost {
   // Moves the clocks on; what is due fires.
   void Sleep(Duration time);
 
+  // Its agent can't be blamed for what wasn't done before this: it was down, stopped or slow, or
+  // its files failed or its mount was full.
+  Instant disturbed_at() const;
+  void Disturb() { disturbed_at_ = world_->now(); }
+
   // An operator's, as `tierkeep restore` gives them. False: no agent is there.
   bool GiveOrder(control::RestoreOrder order);
   // What a restore decision of the job waits for or stopped at, as this agent knows.
@@ -127,6 +132,7 @@ class SimHost {
   std::optional<uint64_t> kill_after_;
   Between between_;
   uint64_t lives_ = 0;
+  Instant disturbed_at_{};
   bool reaping_ = false;
 };
 

@@ -70,6 +70,8 @@ void SimJob::Start() {
   };
   events.saved = [this, attempt](uint32_t nth) { OnSaved(attempt, nth); };
   events.damaged = events_.damaged;
+  events.stands = events_.stands;
+  events.overdue = events_.overdue;
   for (Rank rank = 0; rank < shape_.nodes; ++rank) {
     ClientOptions options;
     options.job = shape_.name;

@@ -41,6 +41,8 @@ struct JobEvents {
   std::function<void(uint32_t attempt, std::optional<SaveId> restored)> released;
   // As SimClient::Events.
   std::function<bool(size_t host, Instant since)> damaged;
+  std::function<void(size_t host, const std::string& name)> stands;
+  std::function<void(size_t host, const std::string& what, Instant since)> overdue;
   // An attempt begins; nothing of the one before runs any more.
   std::function<void(uint32_t attempt)> started;
 };

@@ -140,6 +140,12 @@ void Simulation::Start() {
     ledger_->OnReleased(attempt, restored);
     people_->OnReleased(restored);
   };
+  events.stands = [this](size_t host, const std::string& name) { outcomes_->OnSaved(host, name); };
+  events.overdue = [this](size_t host, const std::string& what, Instant since) {
+    outcomes_->OnOverdue(host, what, since);
+  };
+  outcomes_ = std::make_unique<Outcomes>(&world_, &hosts_);
+  outcomes_->Watch();
   job_ =
       std::make_unique<SimJob>(&world_, &hosts_, shape_, rhythm_, options_.seed, std::move(events));
   ledger_->set_job(job_.get());

@@ -18,6 +18,7 @@
 #include "sim/moments.h"
 #include "sim/nemesis.h"
 #include "sim/operator.h"
+#include "sim/outcomes.h"
 #include "sim/sim_host.h"
 #include "sim/sim_job.h"
 #include "sim/world.h"
@@ -114,6 +115,7 @@ class Simulation {
   std::unique_ptr<SimJob> job_;
   std::unique_ptr<Ledger> ledger_;
   std::unique_ptr<Moments> moments_;
+  std::unique_ptr<Outcomes> outcomes_;
   std::unique_ptr<SimOperator> people_;
   std::unique_ptr<Nemesis> nemesis_;
 };

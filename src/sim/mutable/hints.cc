@@ -17,6 +17,8 @@ const std::vector<Demand>& Demands() {
       {C::kLinkBeforeDecision, M::kLinksBeforeDecision},
       {C::kBadLink, M::kIgnoreWriters},
       {C::kOrderIgnored, M::kIgnoreSkip},
+      {C::kWaitsInVain, M::kNoStartDeadline},
+      {C::kSaveLeft, M::kIgnoreOverflow},
       {C::kFailedWhileTraining, M::kRefusedForGood},
       {C::kForeignLink, M::kOldLinksStay},
       {C::kBadCheckpoint, M::kOldLinksStay},
