@@ -42,22 +42,38 @@ Ledger::Position Ledger::PositionOf(const SaveId& save) const {
   return position;
 }
 
+// Whether the commit may be passed over, and by which of the reasons it was.
+const char* Ledger::ReasonToPassOver() const {
+  if (IsGivenUp(floor_->save.step)) return "restores behind a commit, as ordered";
+  const bool disturbed = disturbances_ > 0 || disturbed_at_ >= started_at_;
+  return disturbed ? "restores behind a commit, while something was wrong" : nullptr;
+}
+
+bool Ledger::IsBehind(const std::optional<SaveId>& restored) const {
+  return floor_ && (!restored || PositionOf(*restored) < PositionOf(floor_->save));
+}
+
+void Ledger::OnWentOn(const std::optional<SaveId>& restored) {
+  Refresh();
+  if (!IsBehind(restored)) return;
+  const char* reason = ReasonToPassOver();
+  if (reason == nullptr) return;  // the release says it, if it comes
+  world_->Count(reason);
+  GiveUpFloor();
+}
+
 void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored) {
   Refresh();
-  if (floor_) {
-    const bool behind = !restored || PositionOf(*restored) < PositionOf(floor_->save);
-    if (behind && IsGivenUp(floor_->save.step)) {
-      world_->Count("restores behind a commit, as ordered");
-      GiveUpFloor();
-    } else if (behind && (disturbances_ > 0 || disturbed_at_ >= started_at_)) {
-      world_->Count("restores behind a commit, while something was wrong");
-      GiveUpFloor();
-    } else if (behind) {
+  if (IsBehind(restored)) {
+    const char* reason = ReasonToPassOver();
+    if (reason == nullptr) {
       return world_->Fail(
           Checker::kBehindCommit,
           fmt::format("attempt {} goes on from {}, behind the committed {}", attempt,
                       restored ? restored->ToString() : "nothing", floor_->save.ToString()));
     }
+    world_->Count(reason);
+    GiveUpFloor();
   }
   // Not before: what was given up, as ordered, may be gone with the commit of what came instead.
   CheckFloor("at a release");

@@ -37,6 +37,9 @@ class Ledger {
   void set_job(const SimJob* job) { job_ = job; }
 
   void OnStarted(uint32_t attempt);
+  // The first rank of an attempt has its links: decided is decided, though another rank's process
+  // may die before the whole job is released.
+  void OnWentOn(const std::optional<SaveId>& restored);
   void OnReleased(uint32_t attempt, const std::optional<SaveId>& restored);
   // Whether all ranks' agents have recorded the same commit of this attempt's run, of its nth save
   // or a later one.
@@ -48,6 +51,8 @@ class Ledger {
   bool MayLoseCopy(size_t host, const Blake3& digest);
   // The schedule took more than was promised to survive.
   void GiveUpFloor();
+  const char* ReasonToPassOver() const;
+  bool IsBehind(const std::optional<SaveId>& restored) const;
   // Something is going on that may make a restore fall back: errors, full or damaged stores, cuts.
   void Disturb() { disturbed_at_ = world_->now(); }
   void BeginDisturbance() { ++disturbances_; }

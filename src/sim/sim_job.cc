@@ -171,6 +171,7 @@ void SimJob::OnReady(uint32_t attempt, Rank rank, std::optional<SaveId> restored
                         fmt::format("attempt {}: rank {} goes on from {}, another from {}", attempt,
                                     rank, text(restored), text(*other)));
   }
+  events_.went_on(restored);
   if (failed_ ||
       !std::all_of(ready_.begin(), ready_.end(), [](const auto& r) { return bool(r); })) {
     return;

@@ -39,6 +39,8 @@ struct JobRhythm {
 struct JobEvents {
   // All of an attempt's processes have their checkpoint (rank and worker 0 in `restored`).
   std::function<void(uint32_t attempt, std::optional<SaveId> restored)> released;
+  // One rank has its links, whether or not the others get theirs before the attempt ends.
+  std::function<void(std::optional<SaveId> restored)> went_on;
   // As SimClient::Events.
   std::function<bool(size_t host, Instant since)> damaged;
   std::function<void(size_t host, const std::string& name)> stands;

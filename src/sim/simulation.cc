@@ -136,6 +136,7 @@ void Simulation::Start() {
   events.damaged = [this](size_t host, Instant since) {
     return ledger_->DamagedSince(host, since);
   };
+  events.went_on = [this](std::optional<SaveId> restored) { ledger_->OnWentOn(restored); };
   events.released = [this](uint32_t attempt, std::optional<SaveId> restored) {
     ledger_->OnReleased(attempt, restored);
     people_->OnReleased(restored);
