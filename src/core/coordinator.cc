@@ -347,7 +347,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       if (!write_in_flight_) actions_.emplace_back(CoordinatorAction::ReadRendezvous{});
       break;
     case kHolderTimer:
-      if (!waiting_for_holders_) break;
+      if (!waiting_for_holders_ || !HoldersHadTheirTime()) break;
       waited_for_holders_ = true;  // and for the nodes that are away
       Decide();
       break;

@@ -207,6 +207,8 @@ class CoordinatorMachine::Impl {
   void StartRestore();
   void Decide();
   bool WaitForHolders(const RestoreAnswer& answer);
+  void GiveHoldersTime(Duration wait);
+  bool HoldersHadTheirTime();  // otherwise it goes on
   void Stop(const RestoreAnswer& answer, const std::string& reason);
   void Say(const RestoreAnswer& answer);
   RestoreQuestion Question() const;
@@ -326,6 +328,9 @@ class CoordinatorMachine::Impl {
   std::set<Rank> prepare_open_;  // members that have not prepared the current decision
   SourceFailures failures_;
   bool waiting_for_holders_ = false;
+  static constexpr int kHolderParts = 10;
+  int holder_parts_left_ = 0;
+  Duration holder_part_{};
   bool waited_for_holders_ = false;
   bool waiting_for_absent_ = false;  // then waiting_for_holders_ too
   bool gave_up_absent_ = false;

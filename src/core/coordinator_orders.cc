@@ -192,7 +192,7 @@ bool CoordinatorMachine::Impl::WaitForAbsent(const RestoreAnswer& answer) {
   }
   TK_PROBE(kWaitedForHolders);
   waiting_ = answer.stop;
-  if (!waiting_for_absent_) Arm(kHolderTimer, wait);
+  if (!waiting_for_absent_) GiveHoldersTime(wait);
   waiting_for_holders_ = waiting_for_absent_ = true;
   waited_for_holders_ = false;
   SetProblem("waiting",

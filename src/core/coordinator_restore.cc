@@ -100,11 +100,25 @@ bool CoordinatorMachine::Impl::WaitForHolders(const RestoreAnswer& answer) {
                     FormatDuration(options_.timings.holder_grace),
                     absent.nodes.empty() ? "a node of run " + previous_run_.ToString()
                                          : "node " + *absent.nodes.begin()));
-    Arm(kHolderTimer, options_.timings.holder_grace);
+    GiveHoldersTime(options_.timings.holder_grace);
   }
   TK_PROBE(kWaitedForHolders);
   waiting_for_holders_ = true;
   return true;
+}
+
+// In parts: of the time that passes while this host stands still, suspended or moved to another
+// machine, at most one part counts. Nobody could come meanwhile.
+void CoordinatorMachine::Impl::GiveHoldersTime(Duration wait) {
+  holder_parts_left_ = kHolderParts;
+  holder_part_ = wait / kHolderParts;
+  Arm(kHolderTimer, holder_part_);
+}
+
+bool CoordinatorMachine::Impl::HoldersHadTheirTime() {
+  if (--holder_parts_left_ <= 0) return true;
+  Arm(kHolderTimer, holder_part_);
+  return false;
 }
 
 // The job is told, and starts again: nothing is given up that an operator doesn't give up.

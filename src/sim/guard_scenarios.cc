@@ -66,6 +66,18 @@ void NewerGenerationIsAway(Simulation& sim) {
   sim.RunUntilCommitted(1, kLimit);
 }
 
+// The same, and the coordinator's host stands still while it waits: nobody could come meanwhile, so
+// that this time isn't theirs.
+void WaitsWhileSuspended(Simulation& sim) {
+  if (!CommitElsewhere(sim)) return;
+  if (!StartOn(sim, {0, 1, 2, 3}) || !sim.RunFor(20s)) return;
+  sim.host(0).Sleep(120s);
+  if (!sim.RunFor(1s)) return;
+  sim.network().MendAll();
+  sim.job().set_saving(true);
+  sim.RunUntilCommitted(1, kLimit);
+}
+
 // Of the newer generation no good copy is left: the older one, on hosts of an earlier run, serves.
 void OlderGenerationElsewhere(Simulation& sim) {
   if (!CommitElsewhere(sim)) return;
@@ -215,6 +227,12 @@ std::vector<Scenario> GuardScenarios() {
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2},
        .spares = 2,
        .people_decide = true},
+      {.name = "waits-while-suspended",
+       .about =
+           "a suspended coordinator doesn't take its own standing still for the others' silence",
+       .run = WaitsWhileSuspended,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2},
+       .spares = 2},
       {.name = "older-generation-elsewhere",
        .about = "where no good copy of the newest generation is left an older one serves",
        .run = OlderGenerationElsewhere,
