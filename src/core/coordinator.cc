@@ -74,12 +74,20 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
   if (write_in_flight_) return;  // its outcome comes first
   if (state_ == State::kRestoring || state_ == State::kRunning) {
     // A newer run stands there only once all its ranks had come: what is here may serve it.
-    if (!others || found.run().sequence() <= run_.sequence) {
+    const bool newer_run = others && found.run().sequence() > run_.sequence;
+    // Whoever is still to come will ask there.
+    const bool deserted =
+        others && std::none_of(members_.begin(), members_.end(),
+                               [](const auto& entry) { return entry.second.connected; });
+    if (!newer_run && !deserted) {
       WriteMark(e);
       return;
     }
     const std::string reason =
-        fmt::format("all ranks have started again, and node {} coordinates them", found.node());
+        newer_run
+            ? fmt::format("all ranks have started again, and node {} coordinates them",
+                          found.node())
+            : fmt::format("no member is left here, and node {} coordinates the job", found.node());
     EndRun(reason);
     StandDown(reason);
     return;

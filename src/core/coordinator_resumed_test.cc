@@ -162,5 +162,23 @@ TEST_F(CoordinatorResumed, ANodeOfAnOlderRunDoesNotKeepTheNewerOneWaiting) {
   }
 }
 
+// Its members are gone, and another gathers the same run: it would refuse the ranks of the next
+// attempt, as those of members that may come back, for ever.
+TEST_F(CoordinatorResumed, ADesertedRunIsLeftToTheNewerCoordinator) {
+  Start(RecordOf(TestRun(20)));
+  for (const Rank rank : {0, 1}) {
+    Step(CoordinatorEvent::Received{rank + 1, JoinOf(rank + 1, rank, TestRun(20), true)});
+  }
+  ASSERT_NE(epoch_, 0U);
+  control::RendezvousRecord newer = RecordOf(TestRun(20));
+  newer.set_epoch(epoch_ + 1);
+  Step(CoordinatorEvent::Disconnected{1});
+  Step(CoordinatorEvent::RendezvousRead{newer, "3"});
+  EXPECT_FALSE(down_) << "a member is still here";
+  Step(CoordinatorEvent::Disconnected{2});
+  Step(CoordinatorEvent::RendezvousRead{newer, "3"});
+  EXPECT_TRUE(down_);
+}
+
 }  // namespace
 }  // namespace tierkeep

@@ -49,6 +49,8 @@ const std::vector<Expected>& AllExpected() {
   static const std::vector<Expected> kExpected = {
       // -- the job can't start, and is told so
       {"did not join within", {R::kNetwork, R::kCrash, R::kJob, R::kLost, R::kFull, R::kSlowness}},
+      {"there is no checkpoint to go on from after",
+       {R::kNetwork, R::kCrash, R::kJob, R::kLost, R::kFull, R::kSlowness}},
       {"no run of the job was found", {R::kNetwork, R::kCrash, R::kJob, R::kLost, R::kSlowness}},
       {"went on without this node", {R::kNetwork, R::kCrash, R::kJob, R::kLost, R::kSlowness}},
       {"is claimed by", {R::kJob, R::kNetwork, R::kLost, R::kCrash}},
