@@ -389,7 +389,7 @@ void Ledger::OnRecorded() {
   if (!floor_ || GenerationIdOf(*floor_->record) == before) return;
   world_->Count("commits looked at when they were recorded");
   // What was lost on the way is no fault of the commit: a word of it takes its time.
-  if (lost_at_ + kCommitWordMax > world_->now()) return;
+  if (UnnoticedLosses() > 0) return;
   for (const auto& place : Places(*floor_->record)) {
     const auto [copies, demanded] = CopiesOf(*floor_->record, place);
     // An agent takes its copy for good until it reads it again: it may have been right when it was
@@ -399,6 +399,12 @@ void Ledger::OnRecorded() {
                         fmt::format("{} is committed with {} copies of a shard, not {}",
                                     floor_->save.ToString(), copies, demanded));
   }
+}
+
+size_t Ledger::UnnoticedLosses() const {
+  return static_cast<size_t>(std::count_if(losses_.begin(), losses_.end(), [&](Instant at) {
+    return at + kCommitWordMax > world_->now();
+  }));
 }
 
 void Ledger::CheckFloor(const char* when) {
@@ -411,6 +417,17 @@ void Ledger::CheckFloor(const char* when) {
   });
   if (rotten) {
     world_->Count("commits given up after damage at rest");
+    return GiveUpFloor();
+  }
+  // More than were promised, before anybody noticed: a copy that goes now was one too many when its
+  // agent was told so.
+  const auto places = Places(*floor_->record);
+  const bool promise_kept = std::all_of(places.begin(), places.end(), [&](const auto& place) {
+    const auto [copies, demanded] = CopiesOf(*floor_->record, place);
+    return copies > 0 || UnnoticedLosses() >= demanded;
+  });
+  if (promise_kept) {
+    world_->Count("commits given up after more losses than promised");
     return GiveUpFloor();
   }
   world_->Fail(Checker::kLastCopyGone,

@@ -85,7 +85,7 @@ class Ledger {
   bool has_floor() const { return floor_.has_value(); }
 
   // A machine and all that it held is lost, or a job wrote into a copy.
-  void OnLost() { lost_at_ = world_->now(); }
+  void OnLost() { losses_.push_back(world_->now()); }
   // ---- at the moment when an agent does it
   // A copy of the shard was given up.
   void OnGone(const Blake3& digest);
@@ -142,6 +142,8 @@ class Ledger {
   // Good ones of the place, and how many there must be.
   std::pair<size_t, size_t> CopiesOf(const control::GenerationRecord& record,
                                      const std::vector<Blake3>& place) const;
+  // Losses of a whole RAM that agents may not have noticed yet.
+  size_t UnnoticedLosses() const;
   // Of the place: those that were damaged at rest and stand there still.
   size_t RottenCopiesOf(const std::vector<Blake3>& place) const;
   std::string NotInPlace(const control::GenerationRecord& record) const;
@@ -173,7 +175,7 @@ class Ledger {
   std::optional<Base> base_;
   std::set<Blake3> damaged_;  // some copy of it
   std::set<std::pair<Blake3, size_t>> damaged_copies_;
-  Instant lost_at_ = Instant::min();
+  std::vector<Instant> losses_;
   std::optional<Instant> without_since_;
   std::set<Step> skipped_;
   std::map<size_t, Instant> damaged_at_;
