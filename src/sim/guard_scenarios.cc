@@ -187,6 +187,13 @@ void NoCopyCanBeMade(Simulation& sim) {
   sim.RunUntilCommitted(sim.job().saves_written() + 1, kLimit);
 }
 
+// From now on the watch tells of nothing but that it has lost something.
+void WatchOverflows(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.host(1).mount().set_watch_queue_max(0);
+  sim.RunUntilCommitted(sim.job().saves_written() + 2, kLimit);
+}
+
 // The job still works in the directory that it has saved, and writes while the agent hashes it.
 void WrittenWhileHashed(Simulation& sim) {
   if (!sim.RunUntilCommitted(1, kLimit)) return;
@@ -258,6 +265,10 @@ std::vector<Scenario> GuardScenarios() {
       {.name = "no-copy-can-be-made",
        .about = "saves that can't be protected don't pile up",
        .run = NoCopyCanBeMade,
+       .shape = {.nodes = 2}},
+      {.name = "watch-overflows",
+       .about = "a save is found where the watch has lost that it came",
+       .run = WatchOverflows,
        .shape = {.nodes = 2}},
       {.name = "written-while-hashed",
        .about = "a save that changed while it was hashed is hashed again",

@@ -70,11 +70,13 @@ void Outcomes::LookAt(SimHost* host) {
   for (auto& [key, waiting] : saved_) {
     if (key.first != index || !IsOverdue(host, &waiting.since)) continue;
     return world_->Fail(
+        Checker::kSaveLeft,
         fmt::format("n{}: the finished save {} is left in the volume", index, key.second));
   }
   for (auto& [key, since] : staged_) {
     if (key.first != index || !IsOverdue(host, &since)) continue;
     return world_->Fail(
+        Checker::kSaveLeft,
         fmt::format("n{}: the save {} was taken, and nothing came of it", index, key.second));
   }
 }

@@ -119,7 +119,7 @@ SimWatch::~SimWatch() {
 void SimWatch::Push(DirChange change) {
   if (ended_) return;
   if (queue_.size() >= tree_->options.watch_queue_max) {
-    if (queue_.back().kind == DirChange::Kind::kOverflow) return;
+    if (!queue_.empty() && queue_.back().kind == DirChange::Kind::kOverflow) return;
     change = {DirChange::Kind::kOverflow, ""};
   }
   queue_.push_back(std::move(change));
@@ -286,6 +286,8 @@ Status SimFs::SetMounted(std::string_view path, bool mounted) {
   it->second->mounted = mounted;
   return OkStatus();
 }
+
+void SimFs::set_watch_queue_max(size_t max) { tree_->options.watch_queue_max = max; }
 
 void SimFs::set_bytes_max(uint64_t bytes) { tree_->options.bytes_max = bytes; }
 

@@ -128,7 +128,7 @@ struct SimFsOptions {
   std::function<void(std::function<void()> work)> post;
   // Called where something finds no room.
   std::function<void()> on_full;
-  // Changes that wait for one watch; more are one kOverflow.
+  // Changes that wait for one watch; more are one kOverflow. 0: each is lost so.
   size_t watch_queue_max = 16384;
 };
 
@@ -174,6 +174,7 @@ class SimFs {
   // Something is mounted over (or no longer over) this directory: no path leads through it.
   Status SetMounted(std::string_view path, bool mounted);
   void set_bytes_max(uint64_t bytes);
+  void set_watch_queue_max(size_t max);
   SimFsUse use() const;
   // All regular files below `path`, as paths from the root, sorted; empty if there is none.
   std::vector<std::string> Files(std::string_view path = "") const;

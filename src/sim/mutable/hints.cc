@@ -45,6 +45,7 @@ const std::vector<Hint>& Hints() {
       {M::kForgetAbsent, {"--scenario newer-generation-is-away"}},
       {M::kForgetBranches, {"--scenario abandoned-branch"}},
       {M::kForgetInDoubt, {"--scenario commit-unheard", "--seed 25"}},
+      {M::kIgnoreOverflow, {"--scenario watch-overflows"}},
       {M::kIgnoreSkip, {"--scenario skip-as-asked"}},
       {M::kIgnoreWriters, {"--seed 8"}},
       {M::kLinkBeforeVerify, {"--seed 12"}},
