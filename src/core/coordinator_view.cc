@@ -292,7 +292,7 @@ void CoordinatorMachine::Impl::AddObsolete(control::Commit* commit, const Peer& 
       choice_ && std::any_of(choice_->orders().begin(), choice_->orders().end(),
                              [&](const auto& order) { return order.without() == peer.node(); });
   if (given_up) {
-    for (const std::string& digest : std::exchange(digests, {})) commit->add_obsolete(digest);
+    for (const std::string& digest : digests) commit->add_obsolete(digest);
     return;
   }
   std::set<const control::GenerationRecord*> seen;

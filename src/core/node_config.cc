@@ -120,7 +120,7 @@ void NodeMachine::Impl::NoteShards() {
       OwnSave& own = saves_[FromProto(shard.save())];
       own.ordinal = shard.ordinal();
       own.shards[shard.worker()] = shard;
-      own.told = own.shards.size() == config_->world.workers_per_node;
+      own.told = IsWhole(own);
     }
   }
   for (const auto& [ordinal, shard] : newer) NoteSave(FromProto(shard->save()), ordinal);

@@ -206,6 +206,7 @@ class NodeMachine::Impl {
   bool NoteSave(const SaveKey& save, uint64_t ordinal);
   void SaveIsStaged(const SaveKey& save, OwnSave* own);
   void TellStaged(const SaveKey& save, OwnSave* own);
+  bool IsWhole(const OwnSave& own) const;  // all workers' parts are hashed
   bool MayTell() const;
   void TellHeldBack();
   void ForgetOlderSaves(uint64_t ordinal);

@@ -221,8 +221,7 @@ void NodeMachine::Impl::SendJoin() {
       *join->mutable_restored() = restore_->order.choice();
     }
     for (auto& [save, own] : saves_) {
-      const bool whole = own.shards.size() == config_->world.workers_per_node;
-      own.told = whole && (own.told || MayTell());
+      own.told = IsWhole(own) && (own.told || MayTell());
       if (!own.told) continue;
       auto* staged = join->add_staged();
       *staged->mutable_save() = ToProto(save);

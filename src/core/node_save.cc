@@ -153,7 +153,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
   }
   own->second.staged_names.erase(work.unit.worker);
   own->second.shards[work.unit.worker] = e.shard;
-  if (own->second.shards.size() == config_->world.workers_per_node) {
+  if (IsWhole(own->second)) {
     NoteOwnBytes(own->second);
     SaveIsStaged(own->first, &own->second);
   }
@@ -177,6 +177,10 @@ void NodeMachine::Impl::SaveIsStaged(const SaveKey& save, OwnSave* own) {
   }
 }
 
+bool NodeMachine::Impl::IsWhole(const OwnSave& own) const {
+  return own.shards.size() == config_->world.workers_per_node;
+}
+
 // A link that carries nothing any more is noticed late. What was told over it may be committed and
 // stays: without an end to it, it would fill the volume.
 bool NodeMachine::Impl::MayTell() const {
@@ -189,8 +193,7 @@ bool NodeMachine::Impl::MayTell() const {
 void NodeMachine::Impl::TellHeldBack() {
   if (!entered_) return;
   for (auto& [save, own] : saves_) {
-    if (own.told || own.shards.size() != config_->world.workers_per_node) continue;
-    if (MayTell()) TellStaged(save, &own);
+    if (!own.told && IsWhole(own) && MayTell()) TellStaged(save, &own);
   }
 }
 

@@ -31,15 +31,6 @@ bool ReplicasAreEqual(const control::GenerationRecord& whole) {
   return true;
 }
 
-control::GenerationRecord HeaderOf(const control::GenerationRecord& record) {
-  control::GenerationRecord header = WithoutShards(record);
-  header.set_whole(record.whole());
-  header.set_equal(record.equal());
-  header.set_stand_ins(record.stand_ins());
-  header.set_ordinal(record.ordinal());
-  return header;
-}
-
 control::GenerationRecord HeaderOfPart(const control::GenerationRecord& record) {
   control::GenerationRecord header = HeaderOf(record);
   if (!IsWhole(record)) return header;
@@ -100,6 +91,15 @@ control::GenerationRecord WithoutShards(const control::GenerationRecord& record)
   header.set_committed(record.committed());
   if (record.has_parent_run()) *header.mutable_parent_run() = record.parent_run();
   header.set_parent_save_number(record.parent_save_number());
+  return header;
+}
+
+control::GenerationRecord HeaderOf(const control::GenerationRecord& record) {
+  control::GenerationRecord header = WithoutShards(record);
+  header.set_whole(record.whole());
+  header.set_equal(record.equal());
+  header.set_stand_ins(record.stand_ins());
+  header.set_ordinal(record.ordinal());
   return header;
 }
 

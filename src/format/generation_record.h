@@ -37,6 +37,8 @@ const control::ShardInfo* EntryOf(const control::GenerationRecord& record, Rank 
 bool IsWhole(const control::GenerationRecord& record);
 // What it says of the save, with neither its shards nor what makes it a part. No shard is copied.
 control::GenerationRecord WithoutShards(const control::GenerationRecord& record);
+// The same with what makes it a part: shards and their slots are to be added.
+control::GenerationRecord HeaderOf(const control::GenerationRecord& record);
 
 // As many shards as places, or, of a part, one for each of its places.
 Status CheckSlots(const control::GenerationRecord& record);

@@ -42,13 +42,6 @@ Ledger::Position Ledger::PositionOf(const SaveId& save) const {
   return position;
 }
 
-// Whether the commit may be passed over, and by which of the reasons it was.
-const char* Ledger::ReasonToPassOver() const {
-  if (IsGivenUp(floor_->save.step)) return "restores behind a commit, as ordered";
-  const bool disturbed = disturbances_ > 0 || disturbed_at_ >= started_at_;
-  return disturbed ? "restores behind a commit, while something was wrong" : nullptr;
-}
-
 bool Ledger::IsBehind(const std::optional<SaveId>& restored) const {
   return floor_ && (!restored || PositionOf(*restored) < PositionOf(floor_->save));
 }
@@ -56,24 +49,23 @@ bool Ledger::IsBehind(const std::optional<SaveId>& restored) const {
 void Ledger::OnWentOn(const std::optional<SaveId>& restored) {
   Refresh();
   if (!IsBehind(restored)) return;
-  const char* reason = ReasonToPassOver();
-  if (reason == nullptr) return;  // the release says it, if it comes
-  world_->Count(reason);
-  GiveUpFloor();
+  if (IsGivenUp(floor_->save.step)) {
+    world_->Count("restores behind a commit, as ordered");
+    GiveUpFloor();
+  } else if (disturbances_ > 0 || disturbed_at_ >= started_at_) {
+    world_->Count("restores behind a commit, while something was wrong");
+    GiveUpFloor();
+  }
+  // Otherwise the release says it, if it comes.
 }
 
 void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored) {
   Refresh();
   if (IsBehind(restored)) {
-    const char* reason = ReasonToPassOver();
-    if (reason == nullptr) {
-      return world_->Fail(
-          Checker::kBehindCommit,
-          fmt::format("attempt {} goes on from {}, behind the committed {}", attempt,
-                      restored ? restored->ToString() : "nothing", floor_->save.ToString()));
-    }
-    world_->Count(reason);
-    GiveUpFloor();
+    return world_->Fail(
+        Checker::kBehindCommit,
+        fmt::format("attempt {} goes on from {}, behind the committed {}", attempt,
+                    restored ? restored->ToString() : "nothing", floor_->save.ToString()));
   }
   // Not before: what was given up, as ordered, may be gone with the commit of what came instead.
   CheckFloor("at a release");
@@ -148,11 +140,7 @@ SharedRecord Ledger::WithOtherParts(const SharedRecord& record) {
   for (const SharedRecord& part : {known, record}) {
     for (int i = 0; i < part->shards_size(); ++i) entries[part->slots(i)] = &part->shards(i);
   }
-  control::GenerationRecord all = WithoutShards(*record);
-  all.set_whole(record->whole());
-  all.set_equal(record->equal());
-  all.set_stand_ins(record->stand_ins());
-  all.set_ordinal(record->ordinal());
+  control::GenerationRecord all = HeaderOf(*record);
   for (const auto& [slot, shard] : entries) {
     all.add_slots(slot);
     *all.add_shards() = *shard;

@@ -51,8 +51,6 @@ class Ledger {
   bool MayLoseCopy(size_t host, const Blake3& digest);
   // The schedule took more than was promised to survive.
   void GiveUpFloor();
-  const char* ReasonToPassOver() const;
-  bool IsBehind(const std::optional<SaveId>& restored) const;
   // Something is going on that may make a restore fall back: errors, full or damaged stores, cuts.
   void Disturb() { disturbed_at_ = world_->now(); }
   void BeginDisturbance() { ++disturbances_; }
@@ -136,6 +134,7 @@ class Ledger {
   static bool Diverges(const control::GenerationRecord& record);
   bool IsAvailable(const control::GenerationRecord& record, std::optional<size_t> without_host,
                    const Blake3* without_copy) const;
+  bool IsBehind(const std::optional<SaveId>& restored) const;
   bool IsGivenUp(Step step) const;
   void CheckBase(uint32_t attempt, const std::optional<SaveId>& restored);
   bool IsOfFloor(const Blake3& digest) const;

@@ -283,9 +283,9 @@ class Suite {
     const auto hit = std::count_if(hits_.begin(), hits_.end(), [](uint64_t n) { return n > 0; });
     fmt::print(
         "{} of {} mutations noticed, {} of {} probes hit; {} of {} schedules fail unmutated; "
-        "{:.1f} s\n",
+        "{} problems; {:.1f} s\n",
         noticed, findings_.size(), hit, hits_.size(), failed_unmutated_, schedules_.size(),
-        seconds);
+        problems_.size(), seconds);
   }
 
   json Json(double seconds) const {
