@@ -86,12 +86,7 @@ TEST(ClusterFault, AllLostIsSaidLoudlyAndTheJobStartsAnew) {
 TEST(ClusterFault, A4_AnUnreadablePartOfAStoreStopsTheDecision) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
-  control::Unreadable item;
-  item.set_detail("shards: input/output error");
-  cluster.AddUnreadable(1, item);
-  cluster.KillAgent(1);
-  cluster.StartAgent(1);
-  cluster.StartJob();
+  RestartWithUnreadable(&cluster, 1, "shards: input/output error");
   ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
   EXPECT_TRUE(AnyFailed(&cluster, 2, "node n1, RAM tier: shards: input/output error"));
   EXPECT_EQ(cluster.store(0).size(), 2U);
@@ -101,14 +96,8 @@ TEST(ClusterFault, A4_AnUnreadablePartOfAStoreStopsTheDecision) {
 TEST(ClusterFault, ADamagedCopyStopsNothingAndGoesWithTheNextCommit) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
-  control::Unreadable item;
-  item.set_detail("its manifest isn't the one that it is named by");
-  item.set_digest(std::string(Blake3::kSize, 'x'));
-  item.set_damaged(true);
-  cluster.AddUnreadable(1, item);
-  cluster.KillAgent(1);
-  cluster.StartAgent(1);
-  cluster.StartJob();
+  RestartWithUnreadable(&cluster, 1, "its manifest isn't the one that it is named by",
+                        std::string(Blake3::kSize, 'x'), /*damaged=*/true);
   ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
   EXPECT_EQ(cluster.client(1).step, 10U);
   EXPECT_TRUE(cluster.Logged("it may have been part of something newer, and is lost"));

@@ -162,12 +162,7 @@ TEST(RestoreOrder, AHolderThatWasAskedDoesNotRepeatIt) {
 TEST(RestoreOrder, ADecisionThatStoppedGoesOnWithoutTheNode) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
-  control::Unreadable item;
-  item.set_detail("shards: input/output error");
-  cluster.AddUnreadable(1, item);
-  cluster.KillAgent(1);
-  cluster.StartAgent(1);
-  cluster.StartJob();
+  RestartWithUnreadable(&cluster, 1, "shards: input/output error");
   ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
   EXPECT_NE(cluster.client(0).failed[0].find("tierkeep restore --without n1"), std::string::npos)
       << cluster.client(0).failed[0];
@@ -191,13 +186,8 @@ TEST(RestoreOrder, ADecisionThatStoppedGoesOnWithoutTheNode) {
 TEST(RestoreOrder, WhatWasGivenUpStopsNoLaterDecision) {
   TestCluster cluster({.hosts = 2});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
-  control::Unreadable item;
-  item.set_digest(std::string(Blake3::kSize, 'x'));
-  item.set_detail("manifest: input/output error");
-  cluster.AddUnreadable(1, item);
-  cluster.KillAgent(1);
-  cluster.StartAgent(1);
-  cluster.StartJob();
+  RestartWithUnreadable(&cluster, 1, "manifest: input/output error",
+                        std::string(Blake3::kSize, 'x'));
   ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
   cluster.GiveOrder(0, Without("n1"));
   cluster.Run(1s);
@@ -215,12 +205,7 @@ TEST(RestoreOrder, WhatWasGivenUpStopsNoLaterDecision) {
 TEST(RestoreOrder, AnOrderOnANodeThatHasLeftTheJobReachesIt) {
   TestCluster cluster({.hosts = 3, .world = {.nodes = 2}});
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
-  control::Unreadable item;
-  item.set_detail("shards: input/output error");
-  cluster.AddUnreadable(1, item);
-  cluster.KillAgent(1);
-  cluster.StartAgent(1);
-  cluster.StartJob();
+  RestartWithUnreadable(&cluster, 1, "shards: input/output error");
   ASSERT_RUNS_UNTIL(cluster, AllFailed(&cluster, 2));
   // The job goes elsewhere; nothing of it is left here.
   cluster.EndClient(0);

@@ -571,4 +571,16 @@ void Begin(TestCluster* cluster, Duration patience) {
       << LogOf(*cluster);
 }
 
+void RestartWithUnreadable(TestCluster* cluster, size_t host, const std::string& detail,
+                           const std::string& digest, bool damaged) {
+  control::Unreadable item;
+  item.set_detail(detail);
+  item.set_digest(digest);
+  item.set_damaged(damaged);
+  cluster->AddUnreadable(host, item);
+  cluster->KillAgent(host);
+  cluster->StartAgent(host);
+  cluster->StartJob();
+}
+
 }  // namespace tierkeep

@@ -299,6 +299,9 @@ std::string LogOf(const TestCluster& cluster);
 
 // Starts the job and commits step 10. Ends in a fatal failure of the test where that doesn't come.
 void Begin(TestCluster* cluster, Duration patience);
+// The host's agent starts again and finds this in its store, and so does the job.
+void RestartWithUnreadable(TestCluster* cluster, size_t host, const std::string& detail,
+                           const std::string& digest = {}, bool damaged = false);
 
 }  // namespace tierkeep
 

@@ -1,6 +1,7 @@
 // Nodes that want ranks which others have, too.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <set>
 #include <variant>
 
@@ -17,10 +18,17 @@ constexpr uint32_t kNodes = 2;
 class Strangers : public testing::Test {
  protected:
   void SetUp() override {
-    Step(CoordinatorEvent::Started{WallTime(1s)});
-    Step(CoordinatorEvent::RendezvousRead{std::nullopt, ""});
+    Start(1s);
     Come({.first = 1, .age = 10s});
     ASSERT_EQ(begun_, 1U);
+  }
+
+  // Also anew: it knows nothing then.
+  void Start(Duration wall) {
+    machine_ = std::make_unique<CoordinatorMachine>(options_);
+    begun_ = epoch_ = 0;
+    Step(CoordinatorEvent::Started{WallTime(wall)});
+    Step(CoordinatorEvent::RendezvousRead{std::nullopt, ""});
   }
 
   struct Set {
@@ -56,8 +64,7 @@ class Strangers : public testing::Test {
                                     .control_port = 1,
                                     .boot = TestId(3),
                                     .run_nonce = TestId(4)};
-  CoordinatorMachine first_{options_};
-  CoordinatorMachine* machine_ = &first_;
+  std::unique_ptr<CoordinatorMachine> machine_;
   uint64_t version_ = 0;
   Epoch epoch_ = 0;
   control::RunId run_;
@@ -82,11 +89,7 @@ TEST_F(Strangers, AnOlderWholeSetDoesNot) {
 // What was restarted doesn't know how old its yaml is: as if it were new, the set that the job is
 // on by now waited in vain.
 TEST_F(Strangers, AYoungerWholeSetEndsTheRunOfRestartedAgents) {
-  CoordinatorMachine restarted{options_};
-  machine_ = &restarted;
-  begun_ = epoch_ = 0;
-  Step(CoordinatorEvent::Started{WallTime(60s)});
-  Step(CoordinatorEvent::RendezvousRead{std::nullopt, ""});
+  Start(60s);
   for (Rank rank = 0; rank < kNodes; ++rank) {
     control::Envelope message = MakeJoin(1 + rank, rank, kNodes);
     *message.mutable_join()->mutable_in_run() = ToProto(TestRun(7));
@@ -131,11 +134,7 @@ TEST_F(Strangers, AnOlderYamlDoesNotGetTheRankOfAMemberWhoseRunHasEnded) {
 // After a restart of the coordinator. Rank 0 of the older run must not take the place of the newer
 // one's, who would never be heard of again.
 TEST_F(Strangers, OfTwoRunsTheNewerOneGoesOnAfterARestart) {
-  CoordinatorMachine restarted{options_};
-  machine_ = &restarted;
-  begun_ = epoch_ = 0;
-  Step(CoordinatorEvent::Started{WallTime(1s)});
-  Step(CoordinatorEvent::RendezvousRead{std::nullopt, ""});
+  Start(1s);
   const auto resume = [this](ConnectionId agent, Rank rank, uint64_t run) {
     control::Envelope message = MakeJoin(agent, rank, kNodes);
     *message.mutable_join()->mutable_in_run() = ToProto(TestRun(run));

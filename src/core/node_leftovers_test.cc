@@ -11,64 +11,27 @@
 #include <variant>
 #include <vector>
 
-#include "core/core_testutil.h"
 #include "core/holdings.h"
 #include "core/node.h"
+#include "core/node_testutil.h"
 #include "format/messages.h"
 #include "format/store_names.h"
 
 namespace tierkeep {
 namespace {
 
-constexpr Epoch kEpoch = 5;
-const RunId kRun = TestRun(7);
 const RunId kLastRun = TestRun(6);
-const WorldShape kWorld = {Framework::kPytorchDistributed, 2, 1, 0};
 const Error kFull(Code::kResourceExhausted, "no space");
 
-SaveKey SaveOf(Step step) { return {kRun, step, 1}; }
+SaveKey SaveOf(Step step) { return {TestRun(7), step, 1}; }
 
 // Rank 1 of two.
-class NodeLeftovers : public testing::Test {
+class NodeLeftovers : public MemberTest {
  protected:
   struct Staging {
     TaskId task;
     std::string name;  // staged
   };
-
-  void Accept(const std::string& file) {
-    JobConfig config;
-    config.job = "job";
-    config.rank = 1;
-    config.world = kWorld;
-    config.peers_per_node = 1;
-    Step(NodeEvent::ConfigSeen{"yaml", file, Result<ParsedConfig>(ParsedConfig{config, {}})});
-  }
-
-  void Connect() {
-    control::RendezvousRecord record;
-    record.set_job("job");
-    record.mutable_coordinator()->set_host("n0");
-    Step(NodeEvent::CoordinatorLocated{record});
-    Step(NodeEvent::CoordinatorConnected{});
-    control::Envelope message;
-    *message.mutable_run_start()->mutable_run() = ToProto(kRun);
-    message.mutable_run_start()->set_epoch(kEpoch);
-    Say(std::move(message));
-  }
-
-  void BeginRun() {
-    Step(NodeEvent::Started{});
-    Accept("file");
-    Step(NodeEvent::VolumeCleaned{});
-    Connect();
-    control::Envelope message;
-    message.mutable_restore()->mutable_choice()->set_decision(1);
-    message.mutable_restore()->mutable_choice()->set_none(true);
-    Say(std::exchange(message, {}));
-    message.mutable_release()->set_decision(1);
-    Say(std::move(message));
-  }
 
   void EndRun() {
     control::Envelope message;
@@ -77,27 +40,13 @@ class NodeLeftovers : public testing::Test {
     Say(std::move(message));
   }
 
-  void Drop(tierkeep::Step step) {
-    control::Envelope message;
-    *message.mutable_drop()->mutable_save() = ToProto(SaveOf(step));
-    Say(std::move(message));
-  }
-
-  void Say(control::Envelope message) {
-    message.set_job("job");
-    message.set_sender("n0");
-    *message.mutable_run() = ToProto(kRun);
-    message.set_epoch(kEpoch);
-    Step(NodeEvent::Received{std::move(message)});
-  }
-
   // Written by the job, taken and hashed.
   void Save(tierkeep::Step step) {
     Step(NodeEvent::SaveSeen{std::to_string(step), step});
     if (staged_.empty()) return;
     ++ordinal_;
     const auto shard =
-        MakeShard({.save = SaveOf(step), .rank = 1, .ordinal = ordinal_, .world = kWorld});
+        MakeShard({.save = SaveOf(step), .rank = 1, .ordinal = ordinal_, .world = kMemberWorld});
     held_[DigestOf(shard)] = step;
     Step(NodeEvent::Staged{staged_.back().task, shard});
   }
@@ -108,7 +57,7 @@ class NodeLeftovers : public testing::Test {
     return steps;
   }
 
-  void Step(const NodeEvent::Any& event) {
+  void Step(const NodeEvent::Any& event) override {
     staged_.clear();
     deletions_.clear();
     for (const auto& action : machine_.Step(now_, event))
@@ -171,7 +120,7 @@ TEST_F(NodeLeftovers, OnlySoManySavesAreUndecided) {
   for (tierkeep::Step step = 1; step <= 20; ++step) Save(step);
   EXPECT_EQ(told_, (std::vector<tierkeep::Step>{1, 2, 3, 4}));
   EXPECT_EQ(Held(), (std::set<tierkeep::Step>{1, 2, 3, 4, 20}));
-  Drop(2);
+  Drop(SaveOf(2));
   EXPECT_EQ(told_.back(), 20U) << "what was held back follows";
   EXPECT_EQ(Held(), (std::set<tierkeep::Step>{1, 3, 4, 20}));
 }
@@ -201,7 +150,7 @@ TEST_F(NodeLeftovers, AnAnswerForTheAttemptBeforeLeavesTheCleaningAlone) {
   Step(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, "gone")});
   Run(1s);  // looks again
   watching_ = false;
-  Accept("next");
+  Step(SeenConfig(MemberConfig(), "next"));
   Step(NodeEvent::LocateFailed{Error(Code::kUnavailable, "the rendezvous can't be reached")});
   Step(NodeEvent::VolumeCleaned{});
   EXPECT_TRUE(watching_) << "or nobody would ever take the job's saves";
@@ -210,13 +159,9 @@ TEST_F(NodeLeftovers, AnAnswerForTheAttemptBeforeLeavesTheCleaningAlone) {
 // Its client waits for a link for 300 s and is gone, without a word.
 TEST_F(NodeLeftovers, AnAttemptEndsBeforeItsClientHasGivenUpOnTheLink) {
   Step(NodeEvent::Started{});
-  JobConfig config;
-  config.job = "job";
-  config.rank = 1;
-  config.world = kWorld;
+  JobConfig config = MemberConfig();
   config.world.framework = Framework::kOrbax;
-  config.peers_per_node = 1;
-  Step(NodeEvent::ConfigSeen{"yaml", "file", Result<ParsedConfig>(ParsedConfig{config, {}})});
+  Step(SeenConfig(config));
   Step(NodeEvent::VolumeCleaned{});
   Run(300s);
   EXPECT_FALSE(failed_);
@@ -227,7 +172,7 @@ TEST_F(NodeLeftovers, AnAttemptEndsBeforeItsClientHasGivenUpOnTheLink) {
 // Nor for a decision that waits, or for transfers.
 TEST_F(NodeLeftovers, AnAttemptInARunEndsBeforeItsClientHasGivenUpToo) {
   Step(NodeEvent::Started{});
-  Accept("file");
+  Step(SeenConfig(MemberConfig(), "file"));
   Step(NodeEvent::VolumeCleaned{});
   Connect();
   const auto wait = [&](int seconds) {
@@ -250,9 +195,9 @@ class NodeAdoption : public NodeLeftovers {
     NodeEvent::Started started;
     *started.state.mutable_last_run() = ToProto(kLastRun);
     started.state.set_last_rank(1);
-    *started.state.mutable_last_world() = ToProto(kWorld);
+    *started.state.mutable_last_world() = ToProto(kMemberWorld);
     Step(started);
-    Accept("file");
+    Step(SeenConfig(MemberConfig(), "file"));
     NodeEvent::VolumeCleaned cleaned;
     for (const tierkeep::Step step : steps) {
       cleaned.adopted.push_back(StagedName({{kLastRun, step, 1}, 1, 0}));
@@ -293,16 +238,16 @@ TEST_F(NodeAdoption, ALeftoverThatCanNotBeAdoptedIsRemoved) {
 // Saves that were never committed, and that the decision passes over, against a start of the job.
 TEST_F(NodeLeftovers, UncommittedSavesGiveWayToARestore) {
   NodeEvent::Started started;
-  const auto wanted = MakeShard({.save = {kLastRun, 10, 1}, .rank = 1, .world = kWorld});
-  const auto other = MakeShard({.save = {kLastRun, 10, 1}, .rank = 0, .world = kWorld});
+  const auto wanted = MakeShard({.save = {kLastRun, 10, 1}, .rank = 1, .world = kMemberWorld});
+  const auto other = MakeShard({.save = {kLastRun, 10, 1}, .rank = 0, .world = kMemberWorld});
   const auto useless =
-      MakeShard({.save = {kLastRun, 20, 1}, .rank = 0, .ordinal = 2, .world = kWorld});
-  const auto foreign = MakeShard({.save = {kLastRun, 5, 1}, .world = kWorld}, "other");
+      MakeShard({.save = {kLastRun, 20, 1}, .rank = 0, .ordinal = 2, .world = kMemberWorld});
+  const auto foreign = MakeShard({.save = {kLastRun, 5, 1}, .world = kMemberWorld}, "other");
   for (const auto& shard : {other, useless, foreign}) {
     *started.inventory.add_shards() = shard;
   }
   Step(started);
-  Accept("file");
+  Step(SeenConfig(MemberConfig(), "file"));
   Step(NodeEvent::VolumeCleaned{});
   Connect();
   control::Envelope message;
@@ -311,7 +256,7 @@ TEST_F(NodeLeftovers, UncommittedSavesGiveWayToARestore) {
   auto* record = restore->mutable_choice()->mutable_generation();
   record->set_job("job");
   *record->mutable_save() = wanted.save();
-  *record->mutable_world() = ToProto(kWorld);
+  *record->mutable_world() = ToProto(kMemberWorld);
   *record->add_shards() = other;
   *record->add_shards() = wanted;
   auto* sources = restore->add_wanted();

@@ -7,63 +7,25 @@
 #include <utility>
 #include <variant>
 
-#include "core/core_testutil.h"
 #include "core/holdings.h"
 #include "core/node.h"
+#include "core/node_testutil.h"
 #include "format/generation_record.h"
 #include "format/messages.h"
 
 namespace tierkeep {
 namespace {
 
-constexpr Epoch kEpoch = 5;
-const RunId kRun = TestRun(7);
-const WorldShape kWorld = {Framework::kPytorchDistributed, 2, 1, 0};
-const SaveKey kSave = {kRun, 10, 1};
+const SaveKey kSave = {TestRun(7), 10, 1};
 
 // Rank 1 of two, whose job was released without a checkpoint and which is asked to keep rank 0's
 // shard of kSave.
-class NodePull : public testing::Test {
+class NodePull : public MemberTest {
  protected:
   void SetUp() override {
-    Step(NodeEvent::Started{});
-    JobConfig config;
-    config.job = "job";
-    config.rank = 1;
-    config.world = kWorld;
-    config.peers_per_node = 1;
-    Step(NodeEvent::ConfigSeen{"yaml", "file", Result<ParsedConfig>(ParsedConfig{config, {}})});
-    Step(NodeEvent::VolumeCleaned{});
-    Connect();
-    control::Envelope message;
-    message.mutable_restore()->mutable_choice()->set_decision(1);
-    message.mutable_restore()->mutable_choice()->set_none(true);
-    Say(std::exchange(message, {}));
-    message.mutable_release()->set_decision(1);
-    Say(std::move(message));
+    BeginRun();
     Keep(1);
     ASSERT_TRUE(pull_.has_value());
-  }
-
-  void Connect(bool continued = false) {
-    control::RendezvousRecord record;
-    record.set_job("job");
-    record.mutable_coordinator()->set_host("n0");
-    Step(NodeEvent::CoordinatorLocated{record});
-    Step(NodeEvent::CoordinatorConnected{});
-    control::Envelope message;
-    *message.mutable_run_start()->mutable_run() = ToProto(kRun);
-    message.mutable_run_start()->set_epoch(kEpoch);
-    message.mutable_run_start()->set_continued(continued);
-    Say(std::move(message));
-  }
-
-  void Say(control::Envelope message) {
-    message.set_job("job");
-    message.set_sender("n0");
-    *message.mutable_run() = ToProto(kRun);
-    message.set_epoch(kEpoch);
-    Step(NodeEvent::Received{std::move(message)});
   }
 
   void Keep(uint64_t order) {
@@ -82,17 +44,11 @@ class NodePull : public testing::Test {
     Say(std::move(message));
   }
 
-  void Drop() {
-    control::Envelope message;
-    *message.mutable_drop()->mutable_save() = ToProto(kSave);
-    Say(std::move(message));
-  }
-
   void Pulled(TaskId task) {
     Step(NodeEvent::Pulled{.task = task, .digest = DigestOf(shard_), .status = OkStatus()});
   }
 
-  void Step(const NodeEvent::Any& event) {
+  void Step(const NodeEvent::Any& event) override {
     deletes_ = 0;
     asked_for_room_ = false;
     timers_.clear();
@@ -106,7 +62,7 @@ class NodePull : public testing::Test {
     }
   }
 
-  control::ShardInfo shard_ = MakeShard({.save = kSave, .world = kWorld});
+  control::ShardInfo shard_ = MakeShard({.save = kSave, .world = kMemberWorld});
   NodeMachine machine_{
       {.node_name = "n1", .agent = TestId(1), .boot = TestId(2), .data_host = "n1"}};
   std::optional<TaskId> pull_;   // the last one
@@ -117,7 +73,7 @@ class NodePull : public testing::Test {
 
 // The deletion found nothing yet: left behind, the copy would stay for good.
 TEST_F(NodePull, ADroppedPullThatSucceedsAllTheSameIsDeleted) {
-  Drop();
+  Drop(kSave);
   EXPECT_EQ(deletes_, 1);
   Pulled(*pull_);
   EXPECT_EQ(deletes_, 1);
@@ -125,7 +81,7 @@ TEST_F(NodePull, ADroppedPullThatSucceedsAllTheSameIsDeleted) {
 
 TEST_F(NodePull, ADroppedPullIsNotDeletedOnceItsShardIsWantedAgain) {
   const TaskId first = *pull_;
-  Drop();
+  Drop(kSave);
   Keep(2);
   ASSERT_NE(*pull_, first);
   Pulled(first);
@@ -138,7 +94,7 @@ TEST_F(NodePull, ADroppedPullIsNotDeletedOnceItsShardIsWantedAgain) {
 // for room without an order.
 TEST_F(NodePull, ACopyThatWaitsIsLookedAtAgainWhenItIsAskedForOverANewConnection) {
   Pulled(*pull_);
-  shard_ = MakeShard({.save = {kRun, 20, 1}, .ordinal = 2, .world = kWorld});
+  shard_ = MakeShard({.save = {kRun, 20, 1}, .ordinal = 2, .world = kMemberWorld});
   pull_.reset();
   SayKeep(2);
   Step(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, "gone")});
@@ -160,15 +116,16 @@ TEST_F(NodePull, APartOfACommitTellsNothingOfOtherRanks) {
   record.set_job("job");
   *record.mutable_save() = ToProto(kSave);
   record.set_save_number(1);
-  *record.mutable_world() = ToProto(kWorld);
+  *record.mutable_world() = ToProto(kMemberWorld);
   record.set_committed(true);
   *record.add_shards() = shard_;
-  *record.add_shards() = MakeShard({.save = kSave, .rank = 1, .ordinal = 50, .world = kWorld});
+  *record.add_shards() =
+      MakeShard({.save = kSave, .rank = 1, .ordinal = 50, .world = kMemberWorld});
   control::Envelope message;
   *message.mutable_commit()->mutable_generation() = RecordCutter(record).Part({1});
   message.mutable_commit()->add_keep(shard_.digest());
   Say(std::move(message));
-  shard_ = MakeShard({.save = {kRun, 20, 1}, .ordinal = 2, .world = kWorld});
+  shard_ = MakeShard({.save = {kRun, 20, 1}, .ordinal = 2, .world = kMemberWorld});
   SayKeep(2);
   EXPECT_TRUE(asked_for_room_);
 }

@@ -7,15 +7,13 @@
 #include <variant>
 #include <vector>
 
-#include "core/core_testutil.h"
 #include "core/node.h"
+#include "core/node_testutil.h"
 #include "format/messages.h"
 #include "format/store_names.h"
 
 namespace tierkeep {
 namespace {
-
-const WorldShape kWorld = {Framework::kPytorchDistributed, 2, 1, 0};
 
 // An agent that died between two attempts has no yaml, but may have saves that it took and never
 // hashed. Those of the last run may be the newest there are; no other run's will be wanted again.
@@ -27,13 +25,9 @@ TEST(NodeStart, SavesTakenBeforeACrashBetweenAttemptsAreTakenUpByTheNext) {
   NodeEvent::Started started;
   *started.state.mutable_last_run() = ToProto(last);
   started.state.set_last_rank(1);
-  *started.state.mutable_last_world() = ToProto(kWorld);
+  *started.state.mutable_last_world() = ToProto(kMemberWorld);
   started.staged = {wanted, unwanted};
-  JobConfig config;
-  config.job = "job";
-  config.rank = 1;
-  config.world = kWorld;
-  config.peers_per_node = 1;
+  const JobConfig config = MemberConfig();
 
   std::vector<std::string> staged;
   std::vector<std::string> deleted;
@@ -47,7 +41,7 @@ TEST(NodeStart, SavesTakenBeforeACrashBetweenAttemptsAreTakenUpByTheNext) {
   };
   step(started);
   EXPECT_TRUE(staged.empty() && deleted.empty()) << "a holder's store is left as it is";
-  step(NodeEvent::ConfigSeen{"yaml", "file", Result<ParsedConfig>(ParsedConfig{config, {}})});
+  step(SeenConfig(config));
   step(NodeEvent::VolumeCleaned{});
   EXPECT_EQ(staged, std::vector<std::string>{wanted});
   EXPECT_TRUE(std::count(deleted.begin(), deleted.end(), unwanted) >= 1);
@@ -59,11 +53,7 @@ TEST(NodeStart, SavesTakenBeforeACrashBetweenAttemptsAreTakenUpByTheNext) {
 TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
   NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
   NodeEvent::Started started;
-  JobConfig config;
-  config.job = "job";
-  config.rank = 1;
-  config.world = kWorld;
-  started.config = config;
+  started.config = MemberConfig();
   const SaveKey save{TestRun(7), 10, 1};
   control::NodeState& state = started.state;
   state.set_config_text("yaml");
@@ -74,9 +64,9 @@ TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
   state.set_released(true);
   control::GenerationRecord& generation = *state.mutable_restored()->mutable_generation();
   *generation.mutable_save() = ToProto(save);
-  *generation.mutable_world() = ToProto(kWorld);
+  *generation.mutable_world() = ToProto(kMemberWorld);
   for (const Rank rank : {0, 1}) {
-    *generation.add_shards() = MakeShard({.save = save, .rank = rank, .world = kWorld});
+    *generation.add_shards() = MakeShard({.save = save, .rank = rank, .world = kMemberWorld});
     *started.inventory.add_shards() = generation.shards(static_cast<int>(rank));
   }
   std::optional<control::Join> join;
@@ -108,7 +98,7 @@ TEST(NodeStart, AHolderOfTwoJobsServesBothInTurn) {
   uint64_t content = 0;
   for (const char* job : {"first", "second"}) {
     *started.inventory.add_shards() =
-        MakeShard({.save = {TestRun(7), 10, 1}, .world = kWorld, .content = ++content}, job);
+        MakeShard({.save = {TestRun(7), 10, 1}, .world = kMemberWorld, .content = ++content}, job);
   }
   std::vector<std::string> asked;  // whose coordinator
   TimerId timer = 0;

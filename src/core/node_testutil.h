@@ -1,0 +1,79 @@
+// One node machine by itself: rank 1 of two of "job", whose coordinator is the test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "core/core_testutil.h"
+#include "core/events.h"
+#include "format/messages.h"
+
+namespace tierkeep {
+
+inline const WorldShape kMemberWorld = {Framework::kPytorchDistributed, 2, 1, 0};
+
+inline JobConfig MemberConfig(const WorldShape& world = kMemberWorld) {
+  JobConfig config;
+  config.job = "job";
+  config.rank = 1;
+  config.world = world;
+  config.peers_per_node = 1;
+  return config;
+}
+
+inline NodeEvent::ConfigSeen SeenConfig(const JobConfig& config, const std::string& file = "file") {
+  return {"yaml", file, Result<ParsedConfig>(ParsedConfig{config, {}})};
+}
+
+class MemberTest : public testing::Test {
+ protected:
+  static constexpr Epoch kEpoch = 5;
+  inline static const RunId kRun = TestRun(7);
+
+  virtual void Step(const NodeEvent::Any& event) = 0;
+
+  void Say(control::Envelope message) {
+    message.set_job("job");
+    message.set_sender("n0");
+    *message.mutable_run() = ToProto(kRun);
+    message.set_epoch(kEpoch);
+    Step(NodeEvent::Received{std::move(message)});
+  }
+
+  void Connect(bool continued = false) {
+    control::RendezvousRecord record;
+    record.set_job("job");
+    record.mutable_coordinator()->set_host("n0");
+    Step(NodeEvent::CoordinatorLocated{record});
+    Step(NodeEvent::CoordinatorConnected{});
+    control::Envelope message;
+    *message.mutable_run_start()->mutable_run() = ToProto(kRun);
+    message.mutable_run_start()->set_epoch(kEpoch);
+    message.mutable_run_start()->set_continued(continued);
+    Say(std::move(message));
+  }
+
+  // The agent has started, and the job begins without a checkpoint.
+  void BeginRun() {
+    Step(NodeEvent::Started{});
+    Step(SeenConfig(MemberConfig()));
+    Step(NodeEvent::VolumeCleaned{});
+    Connect();
+    control::Envelope message;
+    message.mutable_restore()->mutable_choice()->set_decision(1);
+    message.mutable_restore()->mutable_choice()->set_none(true);
+    Say(std::exchange(message, {}));
+    message.mutable_release()->set_decision(1);
+    Say(std::move(message));
+  }
+
+  void Drop(const SaveKey& save) {
+    control::Envelope message;
+    *message.mutable_drop()->mutable_save() = ToProto(save);
+    Say(std::move(message));
+  }
+};
+
+}  // namespace tierkeep
