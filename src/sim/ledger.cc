@@ -82,22 +82,34 @@ bool Ledger::IsGivenUp(Step step) const { return without_since_ || skipped_.cont
 // as that base is there, though it may never have been committed.
 void Ledger::CheckBase(uint32_t attempt, const std::optional<SaveId>& restored) {
   const std::optional<Base> base = std::exchange(base_, std::nullopt);
-  NodeHost* node = hosts_[job_->placement()[0]]->node();
-  if (restored && node != nullptr) {
-    if (const control::NodeState& state = node->machine().state(); state.has_restored()) {
-      base_ = Base{attempt, *restored, job_->shape(), state.restored().generation()};
-    }
+  if (const SharedRecord record = restored ? Restored() : nullptr) {
+    base_ = Base{attempt, *restored, job_->shape(), record};
   }
   if (!base || !IsSameWorld(base->shape, job_->shape())) return;
   const bool same =
       restored && restored->attempt == base->save.attempt && restored->nth == base->save.nth;
   if (same || (restored && PositionOf(*restored) >= Position{base->attempt, 0})) return;
   if (IsGivenUp(base->save.step) || disturbances_ > 0 || disturbed_at_ >= started_at_) return;
-  if (!IsAvailable(base->record, std::nullopt, nullptr)) return;
+  if (!IsAvailable(*base->record, std::nullopt, nullptr)) return;
   world_->Fail(Checker::kAbandonedBranch,
                fmt::format("attempt {} goes on from {}, of a branch that attempt {} left for {}",
                            attempt, restored ? restored->ToString() : "nothing", base->attempt,
                            base->save.ToString()));
+}
+
+// What the job was released from. Of a large job each node knows a part, and all of them the whole;
+// null where they don't, since some are down: of what no part tells nobody knows whether it is
+// there.
+SharedRecord Ledger::Restored() {
+  SharedRecord whole;
+  for (Rank rank = 0; rank < job_->shape().nodes; ++rank) {
+    NodeHost* node = hosts_[job_->placement()[rank]]->node();
+    if (node == nullptr || !node->machine().state().has_restored()) continue;
+    const auto& generation = node->machine().state().restored().generation();
+    whole = WithOtherParts(Shared(generation));
+    if (static_cast<uint32_t>(whole->shards_size()) == SlotsOf(*whole)) return whole;
+  }
+  return nullptr;
 }
 
 std::optional<SaveId> Ledger::SaveOf(const control::GenerationRecord& record) {

@@ -136,6 +136,7 @@ class Ledger {
                    const Blake3* without_copy) const;
   bool IsBehind(const std::optional<SaveId>& restored) const;
   bool IsGivenUp(Step step) const;
+  SharedRecord Restored();
   void CheckBase(uint32_t attempt, const std::optional<SaveId>& restored);
   bool IsOfFloor(const Blake3& digest) const;
   // Good ones of the place, and how many there must be.
@@ -169,7 +170,7 @@ class Ledger {
     uint32_t attempt;
     SaveId save;
     JobShape shape;
-    control::GenerationRecord record;
+    SharedRecord record;
   };
   std::optional<Base> base_;
   std::set<Blake3> damaged_;  // some copy of it

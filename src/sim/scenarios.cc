@@ -252,15 +252,17 @@ void LateAnswerAtStart(Simulation& sim) {
   sim.RunUntilCommitted(2, kLimit);
 }
 
-std::vector<Scenario> WithGuardScenarios(std::vector<Scenario> scenarios) {
-  for (const Scenario& scenario : GuardScenarios()) scenarios.push_back(scenario);
+std::vector<Scenario> WithOthers(std::vector<Scenario> scenarios) {
+  for (const auto& others : {StartScenarios(), GuardScenarios()}) {
+    scenarios.insert(scenarios.end(), others.begin(), others.end());
+  }
   return scenarios;
 }
 
 }  // namespace
 
 const std::vector<Scenario>& Scenarios() {
-  static const std::vector<Scenario> scenarios = WithGuardScenarios({
+  static const std::vector<Scenario> scenarios = WithOthers({
       {.name = "lose-one-machine",
        .about = "a replaced machine gets its shards back from its peer",
        .run = LoseOneMachine,

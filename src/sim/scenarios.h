@@ -22,7 +22,8 @@ struct Scenario {
 };
 
 const std::vector<Scenario>& Scenarios();
-// Those of guard_scenarios.cc, which are among them.
+// Those of start_scenarios.cc and guard_scenarios.cc, which are among them.
+std::vector<Scenario> StartScenarios();
 std::vector<Scenario> GuardScenarios();
 // nullptr: no such scenario.
 const Scenario* FindScenario(std::string_view name);
