@@ -93,6 +93,7 @@ namespace tierkeep {
   X(kResumeMidClean, "a cleaning is finished after a restart")     \
   X(kHolderServes, "a holder without a rank serves")               \
   X(kWaitedForHolders, "a decision waits for absent nodes")        \
+  X(kWaitedForSource, "a restore waits for a silent source")       \
   X(kNewerCoordinator, "a newer coordinator takes over")           \
   X(kOlderEpochDropped, "word of an older coordinator dropped")    \
   X(kStrangersTakeOver, "strangers fill all ranks of a run")       \

@@ -385,6 +385,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       break;
     case kCommitTimer:
       CommitDeadline();
+      AskSourcesAgain();
       break;
   }
 }

@@ -537,6 +537,7 @@ void CoordinatorMachine::Impl::EndRun(const std::string& reason) {
   choice_.reset();
   decision_ = 0;
   prepare_open_.clear();
+  waits_for_sources_.clear();
   failures_.clear();
   waiting_for_holders_ = waited_for_holders_ = waiting_for_absent_ = gave_up_absent_ = false;
   mark_.reset();

@@ -215,6 +215,9 @@ class CoordinatorMachine::Impl {
   void Announce();
   void SendRestore(const Peer& member);
   void OnPrepared(Peer* member, const control::RestorePrepared& m);
+  bool IsSilent(const std::string& node) const;
+  bool WaitForSources(const Peer& member, const control::RestorePrepared& m);
+  void AskSourcesAgain();
   void NoteFailure(Peer* member, const control::RestorePrepared& m);
   void PrepareDeadline();
   void ReleaseIfAllPrepared();
@@ -327,6 +330,8 @@ class CoordinatorMachine::Impl {
   uint64_t decision_ = 0;
   std::set<Rank> prepare_open_;  // members that have not prepared the current decision
   SourceFailures failures_;
+  // Members that could not get their part from sources that can't be heard now.
+  std::map<Rank, std::set<std::string>> waits_for_sources_;
   bool waiting_for_holders_ = false;
   static constexpr int kHolderParts = 10;
   int holder_parts_left_ = 0;

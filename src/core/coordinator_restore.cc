@@ -174,6 +174,8 @@ void CoordinatorMachine::Impl::Decide() {
     }
   }
   SetChoice(std::move(choice));
+  waits_for_sources_.clear();
+  problems_.ErasePrefix("source ");
   for (const auto& [rank, peer] : members_) prepare_open_.insert(rank);
   Announce();
 }
@@ -231,14 +233,65 @@ void CoordinatorMachine::Impl::OnPrepared(Peer* member, const control::RestorePr
   ReleaseIfAllPrepared();
 }
 
+// A source that is away, or wasn't heard since it was asked whether it is here, says nothing of its
+// copy: that may be the last one, and its agent may only be starting again.
+bool CoordinatorMachine::Impl::IsSilent(const std::string& node) const {
+  const auto silent = [&](const auto& table) {
+    const auto peer = table.ByNode(node);
+    if (peer == table.end()) return false;
+    const Duration patience = options_.timings.ping_interval + options_.timings.retry_pause;
+    return !peer->second.connected || now_ - peer->second.heard > patience;
+  };
+  return silent(members_) || silent(pending_) || silent(holders_);
+}
+
+// The member could not get what it needs. True: those that have it can't be heard now, and it is to
+// ask them again once they can; another decision would give up what they have.
+bool CoordinatorMachine::Impl::WaitForSources(const Peer& member,
+                                              const control::RestorePrepared& m) {
+  std::set<std::string> silent;
+  for (const std::string& source : std::set(m.bad_sources().begin(), m.bad_sources().end())) {
+    if (IsSilent(source)) {
+      silent.insert(source);
+    } else {
+      ++failures_[{member.node(), source}];
+    }
+  }
+  if (silent.empty() || !m.bad_shards().empty()) return false;
+  TK_PROBE(kWaitedForSource);
+  SetProblem("source " + member.node(),
+             fmt::format("node {} can't be restored before node {} is heard again", member.node(),
+                         *silent.begin()));
+  waits_for_sources_[member.rank()] = std::move(silent);
+  Arm(kRetryTimer, options_.timings.retry_pause);
+  return true;
+}
+
+void CoordinatorMachine::Impl::AskSourcesAgain() {
+  std::vector<Rank> again;
+  for (const auto& [rank, sources] : waits_for_sources_) {
+    const bool silent = std::any_of(sources.begin(), sources.end(),
+                                    [&](const auto& node) { return IsSilent(node); });
+    if (!silent) again.push_back(rank);
+  }
+  for (const Rank rank : again) {
+    waits_for_sources_.erase(rank);
+    const auto member = members_.find(rank);
+    if (member == members_.end()) continue;
+    ClearProblem("source " + member->second.node());
+    if (choice_ && !member->second.join.released()) SendRestore(member->second);
+  }
+  if (!waits_for_sources_.empty()) Arm(kRetryTimer, options_.timings.retry_pause);
+}
+
 void CoordinatorMachine::Impl::NoteFailure(Peer* member, const control::RestorePrepared& m) {
   Log(Severity::kError, fmt::format("Node {} could not prepare checkpoint {}: {}", member->node(),
                                     choice_->generation().save().step(), m.error()));
   for (const std::string& bad : m.bad_shards()) {
     holdings_.RemoveCopy(member->node(), FixedFromProto<Blake3>(bad));
   }
-  for (const std::string& source : m.bad_sources()) ++failures_[{member->node(), source}];
   TK_PROBE_IF(kSecondSourceFailed, m.bad_sources_size() > 1);
+  if (WaitForSources(*member, m)) return;
   if (m.bad_shards().empty() && m.bad_sources().empty()) ++member->failures;
   if (member->failures > kOwnFailuresMax || decision_ >= kDecisionsMax) {
     const std::string reason = fmt::format("node {} can't prepare its part of the checkpoint: {}",

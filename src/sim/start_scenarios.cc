@@ -22,10 +22,37 @@ void LosesPartOfALargeJob(Simulation& sim) {
   sim.RunUntilCommitted(1, kLimit);
 }
 
+// The agent that has the only copies dies again and again while they are pulled. It was given up
+// after five tries, and the job began anew beside a committed checkpoint.
+void SourceDiesAgainAndAgain(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  if (!sim.RunFor(20s)) return;
+  sim.nemesis().LoseMachine(0, true);
+  const auto restoring = [&] {
+    return sim.host(0).node() != nullptr && sim.host(0).node()->status().phase == "restoring";
+  };
+  sim.world().RunUntil(sim.world().now() + kLimit, restoring);
+  const Instant until = sim.world().now() + 40s;
+  sim.host(1).set_between([&](const FsOp&) {
+    if (sim.world().now() >= until) return;
+    sim.world().Fault("agent crash");
+    sim.host(1).KillAgent();
+  });
+  if (!sim.RunFor(50s)) return;
+  sim.host(1).set_between({});
+  sim.job().set_saving(true);
+  sim.RunUntilCommitted(1, kLimit);
+}
+
 }  // namespace
 
 std::vector<Scenario> StartScenarios() {
   return {
+      {.name = "source-dies-again-and-again",
+       .about = "copies aren't given up because the agent that has them isn't there just now",
+       .run = SourceDiesAgainAndAgain,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2}},
       {.name = "loses-part-of-a-large-job",
        .about = "a large job begins anew when no copy of some part of its checkpoint is left",
        .seed = 2,  // makes it a large one
