@@ -79,6 +79,15 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
     const bool deserted =
         others && std::none_of(members_.begin(), members_.end(),
                                [](const auto& entry) { return entry.second.connected; });
+    // A member that coordinates the job itself by now doesn't come back here, and waits for the
+    // others: they go on with it there, or begin anew.
+    const bool left = others && std::any_of(members_.begin(), members_.end(), [&](const auto& m) {
+                        return !m.second.connected && m.second.node() == found.node();
+                      });
+    if (!newer_run && !deserted && left) {
+      StandDown(fmt::format("node {}, of this run, coordinates the job now", found.node()));
+      return;
+    }
     if (!newer_run && !deserted) {
       WriteMark(e);
       return;
@@ -376,6 +385,7 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       break;
     case kRetryTimer:
       RetryKeeps();
+      AskSourcesAgain();
       break;
     case kCompareTimer:
       CompareDeadline();
@@ -385,7 +395,6 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::TimerFired& e) {
       break;
     case kCommitTimer:
       CommitDeadline();
-      AskSourcesAgain();
       break;
   }
 }

@@ -95,6 +95,27 @@ TEST_F(CoordinatorResumed, ARunThatNobodyWasReleasedInWaitsForWhatTheRendezvousN
   EXPECT_EQ(machine_->status().waiting().nodes(0), "n7");
 }
 
+// Each of the two would wait for the other's members for ever.
+TEST_F(CoordinatorResumed, ItGivesWayToAMemberThatCoordinatesItself) {
+  Start(RecordOf(TestRun(20)));
+  for (const Rank rank : {0, 1}) {
+    Step(CoordinatorEvent::Received{rank, JoinOf(rank + 1, rank, TestRun(20), true)});
+  }
+  control::RendezvousRecord record = RecordOf(TestRun(20));
+  record.set_node("n2");
+  record.set_epoch(epoch_ + 1);
+  Step(CoordinatorEvent::RendezvousRead{record, "9"});
+  EXPECT_FALSE(down_) << "it is still here";
+  Step(CoordinatorEvent::Disconnected{1});
+  record.set_node("n7");
+  Step(CoordinatorEvent::RendezvousRead{record, "9"});
+  EXPECT_FALSE(down_) << "that one has no part in the run";
+  record.set_node("n2");
+  Step(CoordinatorEvent::RendezvousRead{record, "9"});
+  EXPECT_TRUE(down_);
+  EXPECT_TRUE(ended_.empty()) << "the run may go on there";
+}
+
 // Whoever isn't released yet gets what the others run from, or nothing.
 TEST_F(CoordinatorResumed, WhatSomeWereReleasedFromHoldsWhenAnotherCanNotPrepareIt) {
   Start(RecordOf(TestRun(20)));
