@@ -39,7 +39,7 @@ class PlaceFiller {
     FillEach(&filled);
     if (!filled.missing.empty() && question_.world.replicas() > 1) {
       Filled row;
-      if (FillFromOneRow(&row)) return row;
+      if (FillFromOneRow(&row, /*own_where_equal=*/true)) return row;
     }
     return filled;
   }
@@ -99,11 +99,15 @@ class PlaceFiller {
     return nullptr;
   }
 
-  // Whether what is known of the column's replicas is all that there is.
+  // Whether what is known of the column's replicas is all that there is. A lost one that no record
+  // tells of may have had other values than those that are here: then rows must not be mixed.
   bool ColumnIsKnown(Place place) const {
-    if (!candidate_.record || candidate_.record->equal()) return true;
+    if (candidate_.record && candidate_.record->equal()) return true;
     for (Rank rank = place.first % width_; rank < question_.world.nodes; rank += width_) {
-      if (Recorded({rank, place.second}) == nullptr) return false;
+      const Place other{rank, place.second};
+      const bool known =
+          candidate_.record ? Recorded(other) != nullptr : candidate_.shards.count(other) != 0;
+      if (!known) return false;
     }
     return true;
   }
@@ -211,21 +215,24 @@ class PlaceFiller {
     return rows;
   }
 
-  bool FillFromOneRow(Filled* filled) const {
+  bool FillFromOneRow(Filled* filled, bool own_where_equal = false) const {
     for (const uint32_t row : RowsByAgreement()) {
       filled->shards.clear();
-      if (TakeRow(row, filled)) return true;
+      if (TakeRow(row, own_where_equal, filled)) return true;
     }
     filled->shards.clear();
     return false;
   }
 
-  bool TakeRow(uint32_t row, Filled* filled) const {
+  bool TakeRow(uint32_t row, bool own_where_equal, Filled* filled) const {
     for (Rank rank = 0; rank < question_.world.nodes; ++rank) {
       for (Worker worker = 0; worker < workers_; ++worker) {
         const auto* shard = Own({row * width_ + rank % width_, worker}, rank);
         if (shard == nullptr) return false;
-        filled->shards.push_back(*shard);
+        // What the rank has itself needn't be fetched.
+        const auto* own = own_where_equal ? Own({rank, worker}, rank) : nullptr;
+        const bool equal = own && !own->logical().empty() && own->logical() == shard->logical();
+        filled->shards.push_back(equal ? *own : *shard);
       }
     }
     return true;

@@ -188,17 +188,21 @@ TEST(RestoreChoice, C5_RefusesRunsOfOneSequenceNumber) {
 
 // ---- data parallelism ----
 
-void GiveReplicas(Cluster* cluster, const SaveKey& save, uint64_t ordinal, Rank odd = 99) {
+void GiveReplicas(Cluster* cluster, const SaveKey& save, uint64_t ordinal, Rank odd = 99,
+                  bool committed = false) {
+  control::GenerationRecord record = cluster->Record(save, ordinal, 1);
   for (Rank r = 0; r < 4; ++r) {
     TestShard shard = cluster->Shard(save, r, ordinal);
     shard.logical = r == odd ? 77 : 1 + r % 2;
+    *record.mutable_shards(static_cast<int>(r)) = MakeShard(shard);
     cluster->Give(r, MakeShard(shard));
   }
+  for (Rank r = 0; committed && r < 4; ++r) *cluster->at(r).add_generations() = record;
 }
 
 TEST(RestoreChoice, C6_AnEqualReplicaStandsIn) {
   Cluster cluster(kSquare);
-  GiveReplicas(&cluster, {kRun, 5, 1}, 1);
+  GiveReplicas(&cluster, {kRun, 5, 1}, 1, /*odd=*/99, /*committed=*/true);
   cluster.Wipe(0);
   cluster.Wipe(3);
   const RestoreAnswer answer = cluster.Choose();
@@ -207,6 +211,27 @@ TEST(RestoreChoice, C6_AnEqualReplicaStandsIn) {
   for (int i = 0; i < 4; ++i) EXPECT_EQ(answer.generation.shards(i).rank(), expected[i]);
   cluster.Wipe(2);
   EXPECT_EQ(cluster.Choose().kind, RestoreAnswer::Kind::kNone);
+}
+
+// What was lost may have had other values, and then ranks 1 and 2 are of two different states.
+TEST(RestoreChoice, RowsAreNotMixedWhereNoRecordTellsThatTheyAreEqual) {
+  Cluster cluster(kSquare);
+  GiveReplicas(&cluster, {kRun, 5, 1}, 1, /*odd=*/99, /*committed=*/true);
+  GiveReplicas(&cluster, {kRun, 10, 1}, 2);
+  const auto lose = [&](Rank lost) {
+    auto& shards = *cluster.at(lost).mutable_shards();
+    shards.erase(std::remove_if(shards.begin(), shards.end(),
+                                [](const auto& shard) { return shard.save().step() == 10; }),
+                 shards.end());
+  };
+  lose(0);
+  // The second row is whole. What a rank has itself is as good where it is known to be equal.
+  const RestoreAnswer answer = cluster.Choose();
+  ASSERT_EQ(answer.generation.save().step(), 10U);
+  const std::vector<uint32_t> expected{2, 1, 2, 3};
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(answer.generation.shards(i).rank(), expected[i]);
+  lose(3);
+  EXPECT_EQ(cluster.Chosen().step, 5U);
 }
 
 TEST(RestoreChoice, DisagreeingReplicasGiveOnePartitionToAll) {
@@ -424,11 +449,11 @@ TEST(RestoreInParts, AnEqualReplicaStandsInForOneThatNobodyKnows) {
     }
     for (Rank r = 0; r < 3; ++r) *c.at(r).add_generations() = RecordCutter(record).Part({r});
     const RestoreAnswer answer = c.Choose();
-    // Either rank 1's shard, which is equal, or, as one consistent row, row 0 for all: never rank
-    // 3's place filled by a guess.
+    // Either rank 1's shard, which is equal, or, as one consistent row, row 0 for all, which rank 2
+    // has itself: never rank 3's place filled by a guess.
     ASSERT_EQ(answer.kind, RestoreAnswer::Kind::kGeneration);
     EXPECT_EQ(answer.generation.shards(3).digest(), record.shards(1).digest());
-    EXPECT_EQ(answer.generation.shards(2).digest(), record.shards(equal ? 2 : 0).digest());
+    EXPECT_EQ(answer.generation.shards(2).digest(), record.shards(2).digest());
   }
 }
 
