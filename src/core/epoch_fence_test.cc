@@ -5,6 +5,8 @@
 
 #include "core/coordinator.h"
 #include "core/core_testutil.h"
+#include "core/node.h"
+#include "core/node_testutil.h"
 #include "format/messages.h"
 
 namespace tierkeep {
@@ -86,6 +88,40 @@ TEST_F(EpochFence, AnOldOrderIsNotSpread) {
   EXPECT_TRUE(Step(FromMember(message)).empty());
   message.set_epoch(epoch_);
   EXPECT_FALSE(Step(FromMember(message)).empty());
+}
+
+// A host that was replaced has lost all that it knew of epochs. What came over this link tells.
+TEST(EpochFenceOfANode, OneThatKnowsNothingGoesByWhatItHasHeard) {
+  NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+  const auto step = [&](const NodeEvent::Any& event) {
+    return machine.Step(Instant(1000s), event);
+  };
+  step(NodeEvent::Started{});
+  step(SeenConfig(MemberConfig()));
+  step(NodeEvent::VolumeCleaned{});
+  control::RendezvousRecord record;
+  record.set_job("job");
+  record.mutable_coordinator()->set_host("n0");
+  step(NodeEvent::CoordinatorLocated{record});
+  step(NodeEvent::CoordinatorConnected{});
+  const auto say = [&](Epoch epoch, control::Envelope message) {
+    message.set_job("job");
+    message.set_epoch(epoch);
+    *message.mutable_run() = ToProto(TestRun(epoch));
+    return step(NodeEvent::Received{std::move(message)});
+  };
+  control::Envelope status;
+  status.mutable_job_status()->set_state("running");
+  say(5, status);
+  const auto start = [&](Epoch epoch) {
+    control::Envelope message;
+    *message.mutable_run_start()->mutable_run() = ToProto(TestRun(epoch));
+    message.mutable_run_start()->set_epoch(epoch);
+    say(epoch, std::move(message));
+    return FromProto(machine.state().run());
+  };
+  EXPECT_TRUE(start(4).none());
+  EXPECT_EQ(start(5), TestRun(5));
 }
 
 }  // namespace

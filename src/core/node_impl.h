@@ -312,6 +312,7 @@ class NodeMachine::Impl {
   std::string host_;
   uint32_t port_ = 0;
   Duration pause_{};
+  Epoch link_epoch_ = 0;  // the highest that came over this link
   std::string holder_job_;                      // asked about, or held for
   std::set<std::string> holder_done_;           // asked about in this round
   bool took_turn_ = false;                      // in this round a coordinator was left

@@ -115,6 +115,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::LocateFailed& e) {
 void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorConnected&) {
   if (link_ != Link::kConnecting) return;
   link_ = Link::kUp;
+  link_epoch_ = 0;
   if (!link_local_) Arm(kSilentTimer, options_.timings.silent_after);
   if (!holding_ && !link_local_ && !InRun()) {
     Arm(kLocateTimer, options_.timings.gather_recheck);
