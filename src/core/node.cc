@@ -197,6 +197,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::TimerFired& e) {
       }
       break;
     case kPersistTimer:
+      if (!delete_later_.empty()) DeleteAll({}, std::exchange(delete_later_, {}));
       Persist();
       break;
     case kRoomTimer:
@@ -266,6 +267,11 @@ void NodeMachine::Impl::TakeBackSkipped(const NodeEvent::BatchFailed& e) {
     // Not deleted: the next commit finds them again.
     for (auto& shard : deleting_[task]) shards_.emplace(DigestOf(shard), std::move(shard));
     deleting_.erase(task);
+    // No commit would ever find these.
+    if (auto staged = deleting_staged_.extract(task)) {
+      delete_later_.insert(delete_later_.end(), staged.mapped().begin(), staged.mapped().end());
+      Arm(kPersistTimer, options_.timings.retry_pause);
+    }
     forgets_.erase(task);
     AdoptAgain(task);
     if (task == given_way_) RestoreWithMoreRoom();

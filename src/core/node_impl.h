@@ -47,9 +47,9 @@ class NodeMachine::Impl {
     kGatherTimer,      // a run must have been found
     kLocateTimer,      // look again
     kHolderTimer,
-    kSilentTimer,  // nothing heard from the coordinator
-    kPersistTimer,
-    kRoomTimer,  // copies wait for memory
+    kSilentTimer,   // nothing heard from the coordinator
+    kPersistTimer,  // what could not be persisted, or deleted with it, is done again
+    kRoomTimer,     // copies wait for memory
   };
   enum class Link : uint8_t { kNone, kConnecting, kUp };
 
@@ -346,6 +346,9 @@ class NodeMachine::Impl {
   std::map<TaskId, NodeAction::ForgetGenerations> forgets_;
 
   // Memory.
+  // The same of what was taken and not hashed; those that weren't begun are deleted later.
+  std::map<TaskId, std::vector<std::string>> deleting_staged_;
+  std::vector<std::string> delete_later_;
   std::optional<MemoryRoom> room_;
   uint64_t own_bytes_ = 0;              // the last save of this run
   std::optional<uint64_t> kept_bytes_;  // copies of peers' shards, a generation; unset: not known

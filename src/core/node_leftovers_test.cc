@@ -276,5 +276,21 @@ TEST_F(NodeLeftovers, UncommittedSavesGiveWayToARestore) {
   EXPECT_FALSE(prepared_->ok());
 }
 
+// What is to go after a refused save was skipped with a state that could not be written.
+TEST_F(NodeLeftovers, ARefusedSaveGoesThoughItsBatchFailed) {
+  BeginRun();
+  Step(NodeEvent::SaveSeen{"10", 10});
+  ASSERT_EQ(staged_.size(), 1U);
+  const std::string name = staged_.front().name;
+  Step(NodeEvent::StageFailed{staged_.front().task, Error(Code::kDataLoss, "it can't be read")});
+  ASSERT_EQ(deletions_.size(), 1U);
+  Step(NodeEvent::BatchFailed{"PersistState", kFull, {deletions_.front().task}});
+  EXPECT_TRUE(deletions_.empty());
+  constexpr TimerId kPersistTimer = 7;
+  Step(NodeEvent::TimerFired{kPersistTimer});
+  ASSERT_EQ(deletions_.size(), 1U);
+  EXPECT_EQ(deletions_.front().staged, std::vector<std::string>{name});
+}
+
 }  // namespace
 }  // namespace tierkeep

@@ -556,11 +556,13 @@ void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
+  if (!staged.empty()) deleting_staged_[task] = staged;
   deleting_.erase(e.task);
   if (e.task == release_task_) {
     release_task_ = 0;
     if (Released()) {
       state_.set_links_placed(true);
+  deleting_staged_.erase(e.task);
       Persist();
     }
   }
