@@ -54,7 +54,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
   TK_PROBE_IF(kResumeMidClean, !state_.volume_cleaned());
   if (!state_.volume_cleaned() || TK_MUTATION(kCleanOnResume)) {
     phase_ = Phase::kCleaning;
-    Arm(kGatherTimer, GatherBudget());
+    BoundWait();
     JobConfig previous = *config_;
     previous.rank = state_.last_rank();
     if (state_.has_last_world()) previous.world = FromProto(state_.last_world());
@@ -66,7 +66,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
   Do(NodeAction::StartWatchingSaves{config_->world.framework, config_->job});
   Resume();
   StageAdopted(e.staged);
-  if (!Released()) Arm(kGatherTimer, GatherBudget());
+  if (!Released()) BoundWait();  // unless its yaml stands
   if (adopting_.empty() || Released()) {
     StartLocating();
   } else {
@@ -149,6 +149,8 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
     // time.
     const Duration ahead = config_pace_ - now_;
     const Duration burst = options_.timings.config_settle * options_.timings.config_burst;
+    if (config_ && !Released() && config_stands_ && std::exchange(config_gone_at_, std::nullopt))
+      KeepConfig();
     if (ahead > burst) {
       Arm(kConfigTimer, ahead - burst);
       return;
@@ -254,10 +256,7 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
   pause_ = {};
   checked_.clear();
   Disarm(kHolderTimer);
-  Arm(kGatherTimer, GatherBudget());
-  Arm(kConfigKeptTimer, jax_init_.empty()
-                            ? std::min(options_.timings.config_kept_max, GatherBudget())
-                            : GatherBudget());
+  KeepConfig();
   JobConfig previous = *config_;
   if (state_.has_last_run()) {
     previous.rank = state_.last_rank();
@@ -382,6 +381,15 @@ void NodeMachine::Impl::BoundWait() {
   const Duration left = accepted_at_ + GatherBudget() - now_;
   Arm(kGatherTimer, std::min(left, options_.timings.gather_deadline_pytorch));
 }
+// The yaml stands, and the job waits for its start. After a restart of the agent, too: else the
+// next process would wait in vain for the yaml of one that is gone.
+void NodeMachine::Impl::KeepConfig() {
+  Arm(kGatherTimer, accepted_at_ + GatherBudget() - now_);
+  Arm(kConfigKeptTimer, jax_init_.empty()
+                            ? std::min(options_.timings.config_kept_max, GatherBudget())
+                            : GatherBudget());
+}
+
 
 void NodeMachine::Impl::GatherDeadline() {
   if (!config_ || Released() || TK_MUTATION(kNoStartDeadline)) return;

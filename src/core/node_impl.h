@@ -168,6 +168,7 @@ class NodeMachine::Impl {
   void Fail(const std::string& text);
   void GatherDeadline();
   void BoundWait();
+  void KeepConfig();
   void RemoveConfig();
   void OnRejected(const control::Rejected& m);
   void OnRunStart(const control::Envelope& message);

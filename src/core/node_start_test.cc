@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <variant>
@@ -89,6 +90,33 @@ TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
   for (const auto& shard : join->inventory().shards()) {
     EXPECT_EQ(shard.suspect(), shard.rank() == 1) << shard.rank();
   }
+}
+
+// An agent that was restarted while its job waited. That job's process may be gone, and the next
+// one waits for this very yaml to go.
+TEST(NodeStart, AYamlGoesInTimeAfterARestart) {
+  NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+  NodeEvent::Started started;
+  started.config = MemberConfig();
+  started.state.set_config_text("yaml");
+  started.state.set_config_file_id("file");
+  started.state.mutable_attempt()->set_counter(1);
+  started.state.set_volume_cleaned(true);
+  std::map<TimerId, Instant> timers;
+  bool removed = false;
+  const auto step = [&](Instant now, const NodeEvent::Any& event) {
+    for (const auto& action : machine.Step(now, event)) {
+      if (const auto* set = std::get_if<NodeAction::SetTimer>(&action))
+        timers[set->timer] = set->at;
+      removed = removed || std::holds_alternative<NodeAction::RemoveConfig>(action);
+    }
+  };
+  step(Instant(1000s), started);
+  step(Instant(1000s), SeenConfig(MemberConfig()));
+  for (const auto& [timer, at] : std::map<TimerId, Instant>(timers)) {
+    if (at <= Instant(1060s)) step(at, NodeEvent::TimerFired{timer});
+  }
+  EXPECT_TRUE(removed);
 }
 
 // The coordinator of a job that never starts again may listen for ever.
