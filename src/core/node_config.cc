@@ -50,7 +50,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
     Fail(refusal);
     return;
   }
-  if (!state_.last_run().nonce().empty()) NoteShards();
+  // The list of saves is the last run's until a new one has begun.
+  if (!state_.last_run().nonce().empty() && (Released() || !InRun())) NoteShards();
   TK_PROBE_IF(kResumeMidClean, !state_.volume_cleaned());
   if (!state_.volume_cleaned() || TK_MUTATION(kCleanOnResume)) {
     phase_ = Phase::kCleaning;

@@ -49,6 +49,28 @@ TEST(NodeStart, SavesTakenBeforeACrashBetweenAttemptsAreTakenUpByTheNext) {
   EXPECT_EQ(std::count(deleted.begin(), deleted.end(), wanted), 0);
 }
 
+// Its saves were the last run's, and the new run may save the same steps. Known there as saved
+// before, a step would be another save than on the other nodes.
+TEST(NodeStart, SavesOfTheLastRunAreNoneOfTheRunThatHasBegun) {
+  NodeEvent::Started started;
+  started.config = MemberConfig();
+  control::NodeState& state = started.state;
+  state.set_config_text("yaml");
+  state.mutable_attempt()->set_counter(1);
+  state.set_volume_cleaned(true);
+  *state.mutable_last_run() = ToProto(TestRun(7));
+  state.set_last_rank(1);
+  *started.inventory.add_shards() =
+      MakeShard({.save = {TestRun(7), 10, 1}, .rank = 1, .world = kMemberWorld});
+  for (const bool begun : {true, false}) {
+    if (begun) *state.mutable_run() = ToProto(TestRun(8));
+    if (!begun) state.clear_run();
+    NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+    machine.Step(Instant(1000s), started);
+    EXPECT_EQ(machine.state().saves_size(), begun ? 0 : 1);
+  }
+}
+
 // The store marks a copy that the job may write into when its link is placed. An agent that died
 // just before that places the link in its next life, whose store knew nothing of it at its start.
 TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
