@@ -3,6 +3,7 @@
 #include "agent/replica_compare.h"
 #include "base/overloaded.h"
 #include "core/action_names.h"
+#include "core/restore_choice.h"
 #include "format/messages.h"
 #include "format/store_names.h"
 
@@ -117,6 +118,7 @@ Status NodeHost::Start() {
   }
   started.staged = std::move(*staged);
   started.jax_init = parts_.volume->ReadJaxInit().value_or("");
+  started.links_stand = started.config && LinksStand(started.state, *started.config);
 
   tasks_queue_ = parts_.runtime->StartPool(kTaskThreads);
   ordered_ = parts_.runtime->StartOrdered();
@@ -126,6 +128,19 @@ Status NodeHost::Start() {
   Post(std::move(started));
   ordered_->Submit([this] { ReadConfigNow(); });
   return OkStatus();
+}
+
+// All of them: who has one only still waits for the others.
+bool NodeHost::LinksStand(const control::NodeState& state, const JobConfig& config) const {
+  if (!state.released() || state.restored().none()) return false;
+  const control::GenerationRecord& generation = state.restored().generation();
+  const auto shards = ShardsOfRank(generation, config.rank);
+  const Step step = generation.save().step();
+  for (Worker worker = 0; worker < shards.size(); ++worker) {
+    const WorkerName name{config.job, step, config.rank, worker};
+    if (!parts_.volume->RestoreLinkStands(name, shards[worker].volume_name())) return false;
+  }
+  return shards.size() == config.world.workers_per_node;
 }
 
 void NodeHost::RequestStop(std::function<void()> done) {

@@ -85,6 +85,7 @@ class NodeHost {
     HostPort address;
     std::string token;
   };
+  bool LinksStand(const control::NodeState& state, const JobConfig& config) const;
 
   void Observe(const NodeEvent::Any& event);
   void ObserveAction(const NodeAction::Any& action);

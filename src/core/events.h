@@ -44,6 +44,8 @@ struct NodeEvent {
     control::Inventory inventory;     // of the whole store, all jobs
     std::vector<std::string> staged;  // names below store/staged: taken but not yet hashed
     std::string jax_init;             // contents, or empty
+    // The links of state.restored stand in the volume, or were taken by the client: it may train.
+    bool links_stand = false;
   };
   // A replicator.yaml stands in the volume. `parsed` is empty for an empty file. Its error is
   // kAborted while somebody still writes it, kUnavailable when it can't be read.

@@ -65,7 +65,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
     return;
   }
   Do(NodeAction::StartWatchingSaves{config_->world.framework, config_->job});
-  Resume();
+  Resume(e.links_stand);
   StageAdopted(e.staged);
   if (!Released()) BoundWait();  // unless its yaml stands
   if (adopting_.empty() || Released()) {
@@ -76,8 +76,15 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
 }
 
 // Goes on within the run that was accepted before the restart.
-void NodeMachine::Impl::Resume() {
+void NodeMachine::Impl::Resume(bool links_stand) {
   if (!Released()) return;
+  if (!state_.links_placed() && links_stand) {
+    // The job may train on them. Placed again they would be taken away from it for a moment, and
+    // what it was given is its own, whatever has become of the copies here.
+    state_.set_links_placed(true);
+    Persist();
+    WriteRestoredMetas();
+  }
   if (!state_.links_placed() && !state_.restored().none()) {
     const auto own = ShardsOfRank(state_.restored().generation(), config_->rank);
     const bool known = own.size() == config_->world.workers_per_node;
@@ -142,6 +149,8 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
     // The same file is the same attempt. It stands longer than it should only when its removal was
     // cut short.
     if (!config_ || (Released() && state_.links_placed())) RemoveConfig();
+    if (config_ && !Released() && config_stands_ && std::exchange(config_gone_at_, std::nullopt))
+      KeepConfig();
     return;
   }
   if (e.parsed && e.parsed->ok()) {
@@ -150,8 +159,6 @@ void NodeMachine::Impl::JudgeConfig(const NodeEvent::ConfigSeen& e) {
     // time.
     const Duration ahead = config_pace_ - now_;
     const Duration burst = options_.timings.config_settle * options_.timings.config_burst;
-    if (config_ && !Released() && config_stands_ && std::exchange(config_gone_at_, std::nullopt))
-      KeepConfig();
     if (ahead > burst) {
       Arm(kConfigTimer, ahead - burst);
       return;
@@ -374,14 +381,6 @@ void NodeMachine::Impl::Fail(const std::string& text) {
   StartHolding();
 }
 
-// The yaml is gone before the job's start. An attempt whose client has given up in silence would
-// take its rank in a run with the next attempt's other ranks, which nobody trains in. All clients
-// wait for a link as long as PyTorch's wait for anything.
-void NodeMachine::Impl::BoundWait() {
-  config_gone_at_ = now_;
-  const Duration left = accepted_at_ + GatherBudget() - now_;
-  Arm(kGatherTimer, std::min(left, options_.timings.gather_deadline_pytorch));
-}
 // The yaml stands, and the job waits for its start. After a restart of the agent, too: else the
 // next process would wait in vain for the yaml of one that is gone.
 void NodeMachine::Impl::KeepConfig() {
@@ -391,6 +390,14 @@ void NodeMachine::Impl::KeepConfig() {
                             : GatherBudget());
 }
 
+// The yaml is gone before the job's start. An attempt whose client has given up in silence would
+// take its rank in a run with the next attempt's other ranks, which nobody trains in. All clients
+// wait for a link as long as PyTorch's wait for anything.
+void NodeMachine::Impl::BoundWait() {
+  config_gone_at_ = now_;
+  const Duration left = accepted_at_ + GatherBudget() - now_;
+  Arm(kGatherTimer, std::min(left, options_.timings.gather_deadline_pytorch));
+}
 
 void NodeMachine::Impl::GatherDeadline() {
   if (!config_ || Released() || TK_MUTATION(kNoStartDeadline)) return;

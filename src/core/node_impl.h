@@ -144,7 +144,7 @@ class NodeMachine::Impl {
   bool Released() const { return InRun() && state_.released(); }
 
   // -- node_config.cc
-  void Resume();
+  void Resume(bool links_stand);
   void JudgeConfig(const NodeEvent::ConfigSeen& e);
   void AcceptConfig(const NodeEvent::ConfigSeen& e, const ParsedConfig& parsed);
   void RefuseConfig(const NodeEvent::ConfigSeen& e, const std::string& text);
@@ -190,6 +190,7 @@ class NodeMachine::Impl {
   void DistrustRestored();
   void PlaceAll();
   void RestoreFetched(const Blake3& digest, const Status& status);
+  void WriteRestoredMetas();
   void AnswerRestore();
   void TellUnread();
   void CancelRestore();

@@ -160,6 +160,11 @@ void NodeMachine::Impl::PlaceAll() {
   // A task with nothing to do: it ends once all before it was carried out, or is skipped with it.
   release_task_ = NewTask();
   Do(NodeAction::DeleteShards{release_task_, {}, {}});
+  WriteRestoredMetas();
+}
+
+void NodeMachine::Impl::WriteRestoredMetas() {
+  const control::RestoreChoice& choice = state_.restored();
   if (choice.none()) return;
   for (const auto& shard : ShardsOfRank(choice.generation(), config_->rank)) {
     Do(NodeAction::WriteMeta{

@@ -114,6 +114,35 @@ TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
   }
 }
 
+// It died between its links and the note of them, and a copy was lost since. Its job trains: it
+// must not be told that it can't start.
+TEST(NodeStart, LinksThatStandAreNotPlacedAgain) {
+  NodeEvent::Started started;
+  started.config = MemberConfig();
+  control::NodeState& state = started.state;
+  state.set_config_text("yaml");
+  state.mutable_attempt()->set_counter(1);
+  state.set_volume_cleaned(true);
+  *state.mutable_run() = ToProto(TestRun(8));
+  state.set_released(true);
+  control::GenerationRecord& generation = *state.mutable_restored()->mutable_generation();
+  *generation.mutable_save() = ToProto({TestRun(7), 10, 1});
+  *generation.mutable_world() = ToProto(kMemberWorld);
+  for (const Rank rank : {0, 1}) {
+    *generation.add_shards() =
+        MakeShard({.save = {TestRun(7), 10, 1}, .rank = rank, .world = kMemberWorld});
+  }
+  for (const bool stand : {true, false}) {
+    started.links_stand = stand;
+    NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+    for (const auto& action : machine.Step(Instant(1000s), started)) {
+      EXPECT_FALSE(std::holds_alternative<NodeAction::PlaceLink>(action));
+    }
+    EXPECT_EQ(machine.state().released(), stand);
+    EXPECT_EQ(machine.status().phase, stand ? "running" : "locating");
+  }
+}
+
 // An agent that was restarted while its job waited. That job's process may be gone, and the next
 // one waits for this very yaml to go.
 TEST(NodeStart, AYamlGoesInTimeAfterARestart) {

@@ -207,6 +207,16 @@ Status Volume::PlaceRestoreLink(const WorkerName& name, std::string_view h) {
   return PutByRename(temporary, RestoreName(name));
 }
 
+bool Volume::RestoreLinkStands(const WorkerName& name, std::string_view h) {
+  if (!store_->client().Stat(DataName(h)).ok()) return false;
+  const std::string step = std::to_string(name.step);
+  for (const std::string& place : {RestoreName(name), step, "step=" + step}) {
+    const auto target = store_->client().ReadLink(place);
+    if (target.ok() && *target == DataName(h)) return true;
+  }
+  return false;
+}
+
 Status Volume::PlaceNoCheckpointMarker(const WorkerName& name) {
   WorkerName marker = name;
   marker.step = 0;

@@ -63,6 +63,8 @@ class Volume {
   Status WritePrerestore(std::optional<Step> step, std::string_view backup);
   // The relative link J-sS-nR-wW.restore → H.data; its data must be there.
   Status PlaceRestoreLink(const WorkerName& name, std::string_view h);
+  // Whether that link stands, or stands where clients put it when they take it: `S` or `step=S`.
+  bool RestoreLinkStands(const WorkerName& name, std::string_view h);
   // The zero-length J-s0-nR-wW.restore.
   Status PlaceNoCheckpointMarker(const WorkerName& name);
   // J-sS-nR-wW.meta with content H; and its removal with those of other steps.

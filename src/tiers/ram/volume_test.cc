@@ -403,6 +403,26 @@ TEST_F(VolumeTest, RestoreLinksLeadToDataThatIsThere) {
   }
 }
 
+TEST_F(VolumeTest, ARestoreLinkStandsUntilItsClientIsRidOfIt) {
+  PutFile(Client("3/a"), "content");
+  const auto staged = node_.Stage("3", TestIdentity(3));
+  ASSERT_TRUE(staged.ok());
+  ASSERT_TRUE(node_.store().LinkIntoVolume(staged->digest).ok());
+  const std::string h = node_.store().Find(staged->digest)->volume_name;
+  EXPECT_FALSE(volume().RestoreLinkStands(name_, h));
+  ASSERT_TRUE(volume().PlaceRestoreLink(name_, h).ok());
+  EXPECT_TRUE(volume().RestoreLinkStands(name_, h));
+  EXPECT_FALSE(volume().RestoreLinkStands(name_, h_)) << "it leads elsewhere";
+  std::string former = Client("train-s100-n3-w1.restore");
+  for (const std::string& taken : {Client("100"), Client("step=100")}) {
+    fs::rename(former, taken);
+    EXPECT_TRUE(volume().RestoreLinkStands(name_, h));
+    former = taken;
+  }
+  fs::rename(former, Client("elsewhere"));
+  EXPECT_FALSE(volume().RestoreLinkStands(name_, h));
+}
+
 TEST_F(VolumeTest, RemovesMetasOfOtherSteps) {
   WorkerName old = name_;
   old.step = 99;
