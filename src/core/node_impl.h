@@ -153,6 +153,7 @@ class NodeMachine::Impl {
   void NoteShards();
   // -- node_leftovers.cc
   void NoteUnclaimed(const NodeEvent::SaveSeen& e);
+  bool StageRest(const NodeEvent::SaveSeen& e);
   uint64_t OrdinalOfLeftover(const SaveKey& save);
   void StageAdopted(const std::vector<std::string>& names);
   void StageLeftover(TaskId task, const StageWork& work);
@@ -167,8 +168,8 @@ class NodeMachine::Impl {
   void SendJoin();
   void Fail(const std::string& text);
   void GatherDeadline();
-  void BoundWait();
   void KeepConfig();
+  void BoundWait();
   void RemoveConfig();
   void OnRejected(const control::Rejected& m);
   void OnRunStart(const control::Envelope& message);
@@ -189,8 +190,8 @@ class NodeMachine::Impl {
   void OnRelease(const control::Release& m);
   void DistrustRestored();
   void PlaceAll();
-  void RestoreFetched(const Blake3& digest, const Status& status);
   void WriteRestoredMetas();
+  void RestoreFetched(const Blake3& digest, const Status& status);
   void AnswerRestore();
   void TellUnread();
   void CancelRestore();
@@ -205,6 +206,7 @@ class NodeMachine::Impl {
   void TakeSave(const NodeEvent::SaveSeen& e);
   bool IsOfUse(const NodeEvent::SaveSeen& e);
   void StageSave(tierkeep::Step step, const std::map<Worker, std::string>& names);
+  void StageOne(const SaveKey& save, Worker worker, const std::string& name, OwnSave* own);
   bool NoteSave(const SaveKey& save, uint64_t ordinal);
   void SaveIsStaged(const SaveKey& save, OwnSave* own);
   void TellStaged(const SaveKey& save, OwnSave* own);
@@ -310,11 +312,11 @@ class NodeMachine::Impl {
   bool locating_ = false;
   Instant heard_{};       // a coordinator's last word
   bool entered_ = false;  // RunStart came over this link
+  Epoch link_epoch_ = 0;  // the highest that came over this link
   bool holding_ = false;  // the link is a holder's
   std::string host_;
   uint32_t port_ = 0;
   Duration pause_{};
-  Epoch link_epoch_ = 0;  // the highest that came over this link
   std::string holder_job_;                      // asked about, or held for
   std::set<std::string> holder_done_;           // asked about in this round
   bool took_turn_ = false;                      // in this round a coordinator was left
@@ -344,13 +346,13 @@ class NodeMachine::Impl {
 
   // Shards whose deletion isn't certain to have begun.
   std::map<TaskId, std::vector<control::ShardInfo>> deleting_;
+  // The same of what was taken and not hashed; those that weren't begun are deleted later.
+  std::map<TaskId, std::vector<std::string>> deleting_staged_;
+  std::vector<std::string> delete_later_;
   // Records that go after a commit's deletion; at most one a job.
   std::map<TaskId, NodeAction::ForgetGenerations> forgets_;
 
   // Memory.
-  // The same of what was taken and not hashed; those that weren't begun are deleted later.
-  std::map<TaskId, std::vector<std::string>> deleting_staged_;
-  std::vector<std::string> delete_later_;
   std::optional<MemoryRoom> room_;
   uint64_t own_bytes_ = 0;              // the last save of this run
   std::optional<uint64_t> kept_bytes_;  // copies of peers' shards, a generation; unset: not known

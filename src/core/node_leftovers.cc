@@ -91,6 +91,19 @@ void NodeMachine::Impl::StageAdopted(const std::vector<std::string>& names) {
   }
 }
 
+// The agent died when it had taken some workers' files of a save: the file belongs to that one.
+bool NodeMachine::Impl::StageRest(const NodeEvent::SaveSeen& e) {
+  const RunId run = FromProto(state_.run());
+  for (auto it = saves_.rbegin(); it != saves_.rend(); ++it) {
+    auto& [save, own] = *it;
+    if (save.run != run || save.step != e.step) continue;
+    if (own.shards.count(e.worker) != 0 || own.staged_names.count(e.worker) != 0) return false;
+    StageOne(save, e.worker, e.name, &own);
+    return true;
+  }
+  return false;
+}
+
 void NodeMachine::Impl::StageLeftover(TaskId task, const StageWork& work) {
   const WorldShape world =
       state_.has_last_world() ? FromProto(state_.last_world()) : config_->world;

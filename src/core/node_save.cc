@@ -54,6 +54,7 @@ void NodeMachine::Impl::TakeSave(const NodeEvent::SaveSeen& e) {
     StageSave(e.step, {{0, e.name}});
     return;
   }
+  if (StageRest(e)) return;
   SaveParts::Found found = parts_.Add(e.step, e.worker, e.name, config_->world.workers_per_node);
   if (found.whole.empty()) return;
   StageSave(e.step, found.whole);
@@ -97,15 +98,18 @@ void NodeMachine::Impl::StageSave(tierkeep::Step step, const std::map<Worker, st
   if (TK_MUTATION(kLoseOccurrence)) save.occurrence = 1;
   OwnSave& own = saves_[save];
   own.ordinal = ordinal + 1;
-  for (const auto& [worker, name] : names) {
-    const SaveUnit unit{save, config_->rank, worker};
-    const TaskId task = NewTask();
-    staging_[task] = {unit, StagedName(unit), own.ordinal, false};
-    own.staged_names[worker] = StagedName(unit);
-    Do(NodeAction::Stage{
-        task, name, StagedName(unit),
-        ShardIdentity{config_->job, save, config_->rank, worker, own.ordinal, config_->world}});
-  }
+  for (const auto& [worker, name] : names) StageOne(save, worker, name, &own);
+}
+
+void NodeMachine::Impl::StageOne(const SaveKey& save, Worker worker, const std::string& name,
+                                 OwnSave* own) {
+  const SaveUnit unit{save, config_->rank, worker};
+  const TaskId task = NewTask();
+  staging_[task] = {unit, StagedName(unit), own->ordinal, false};
+  own->staged_names[worker] = StagedName(unit);
+  Do(NodeAction::Stage{
+      task, name, StagedName(unit),
+      ShardIdentity{config_->job, save, config_->rank, worker, own->ordinal, config_->world}});
 }
 
 // Remembers a save once it has certainly left the volume, and not before: after a crash what still
@@ -552,17 +556,17 @@ void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::
     const auto found = std::find(digests.begin(), digests.end(), DigestOf(cancelled.shard));
     cancelled.unwanted = cancelled.unwanted || found != digests.end();
   }
+  if (!staged.empty()) deleting_staged_[task] = staged;
   Do(NodeAction::DeleteShards{task, std::move(digests), std::move(staged)});
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
-  if (!staged.empty()) deleting_staged_[task] = staged;
   deleting_.erase(e.task);
+  deleting_staged_.erase(e.task);
   if (e.task == release_task_) {
     release_task_ = 0;
     if (Released()) {
       state_.set_links_placed(true);
-  deleting_staged_.erase(e.task);
       Persist();
     }
   }

@@ -170,6 +170,46 @@ TEST(NodeStart, AYamlGoesInTimeAfterARestart) {
   EXPECT_TRUE(removed);
 }
 
+// Before it died the agent had taken worker 0's file only. The other one is of the same save.
+TEST(NodeStart, ASaveOfWhichACrashTookAPartIsMadeWhole) {
+  const WorldShape world{Framework::kPytorch, 2, /*workers_per_node=*/2, 0};
+  const RunId run = TestRun(8);
+  NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+  NodeEvent::Started started;
+  started.config = MemberConfig(world);
+  control::NodeState& state = started.state;
+  state.set_config_text("yaml");
+  state.mutable_attempt()->set_counter(1);
+  state.set_volume_cleaned(true);
+  state.set_released(true);
+  state.set_links_placed(true);
+  *state.mutable_run() = *state.mutable_last_run() = ToProto(run);
+  state.set_last_rank(1);
+  *state.mutable_last_world() = ToProto(world);
+  state.mutable_restored()->set_none(true);
+  started.staged = {StagedName({{run, 10, 1}, 1, 0})};
+  std::vector<std::string> staged;
+  std::vector<std::string> discarded;
+  const auto step = [&](const NodeEvent::Any& event) {
+    for (const auto& action : machine.Step(Instant(1000s), event)) {
+      if (const auto* a = std::get_if<NodeAction::Stage>(&action)) staged.push_back(a->staged_name);
+      if (const auto* a = std::get_if<NodeAction::DiscardSaves>(&action)) discarded = a->names;
+    }
+  };
+  step(started);
+  for (const tierkeep::Step number : {10, 20}) {
+    for (const Worker worker : {0, 1}) {
+      if (number == 10 && worker == 0) continue;
+      step(NodeEvent::SaveSeen{"file", number, worker, 1});
+    }
+  }
+  const std::vector<std::string> expected{
+      StagedName({{run, 10, 1}, 1, 0}), StagedName({{run, 10, 1}, 1, 1}),
+      StagedName({{run, 20, 1}, 1, 0}), StagedName({{run, 20, 1}, 1, 1})};
+  EXPECT_EQ(staged, expected);
+  EXPECT_TRUE(discarded.empty());
+}
+
 // The coordinator of a job that never starts again may listen for ever.
 TEST(NodeStart, AHolderOfTwoJobsServesBothInTurn) {
   NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
