@@ -67,6 +67,9 @@ void Moments::OnLink(SimHost* host, const std::string& name) {
   const SimClient* client = worker ? job_->client(worker->rank) : nullptr;
   const bool asked = client != nullptr && client->alive() && client->host() == host->index() &&
                      worker->job == job_->shape().name;
+  // One that trains was given its checkpoint, which it may have written into: an agent that died
+  // before it could note that its links stand places them once more, and nobody looks at them.
+  if (asked && client->training()) return;
   if (!asked || ledger_->DamagedSince(host->index(), client->asked_at())) return;
   const auto target = host->outside().ReadLink(name);
   if (!target.ok()) return;  // "no checkpoint", or gone again
