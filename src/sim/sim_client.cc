@@ -294,8 +294,10 @@ void SimClient::BeginWrite(const std::shared_ptr<Writing>& writing) {
 }
 
 void SimClient::WriteNext(const std::shared_ptr<Writing>& writing) {
+  const bool held = writing->held != nullptr;
   const Status written = WriteEntry(*writing, writing->entries[writing->next]);
   if (!written.ok()) return EndWrite(writing, written);
+  if (!held && writing->held != nullptr) late_.push_back(writing);
   if (++writing->next == writing->entries.size()) {
     return After(world_->Between(1us, 20ms), [this, writing] { EndWrite(writing, OkStatus()); });
   }
@@ -345,7 +347,6 @@ void SimClient::EndWrite(const std::shared_ptr<Writing>& writing, const Status& 
     events_.stands(host(), writing->name);
   }
   if (writing->held != nullptr) {
-    late_.push_back(writing);
     After(world_->Between(1ms, 3s), [writing] {
       (void)writing->held->WriteAll(0, AsBytes(writing->held_bytes));
       writing->held.reset();
