@@ -241,6 +241,7 @@ void NodeHost::RunBatch(NodeActions* actions) {
     NodeEvent::BatchFailed failed{name, done.error(), {}};
     for (const NodeAction::Any& skipped : std::span(*actions).subspan(i)) {
       if (const auto task = TaskOf(skipped)) failed.skipped.push_back(*task);
+      if (const auto* stage = std::get_if<NodeAction::Stage>(&skipped)) GiveUpSave(*stage);
     }
     Post(std::move(failed));
     return;
@@ -307,12 +308,23 @@ Status NodeHost::Do(NodeAction::Send& a) {
   });
 }
 
-// Not worth a failed batch: what stays is removed by the next cleaning.
+// Not worth a failed batch: what stays is removed by the next cleaning, which doesn't take it over.
 Status NodeHost::Do(const NodeAction::DiscardSaves& a) {
-  if (const Status s = parts_.store->RemoveFromVolume(a.names); !s.ok()) {
-    parts_.logger.Error("useless saves could not be removed: {}", s.error().ToString());
+  const Status removed = parts_.store->RemoveFromVolume(a.names);
+  if (removed.ok()) return removed;
+  parts_.logger.Error("useless saves could not be removed: {}", removed.error().ToString());
+  for (const std::string& name : a.names) {
+    if (const auto stat = parts_.store->client().Stat(name); stat.ok()) {
+      useless_inodes_.insert(stat->inode);
+    }
   }
   return OkStatus();
+}
+
+// The machine drops a save that can't be taken. Left in the volume it would be the newest of all
+// that the next start finds there, however many were committed since.
+void NodeHost::GiveUpSave(const NodeAction::Stage& stage) {
+  if (!stage.name.empty()) (void)Do(NodeAction::DiscardSaves{{stage.name}});
 }
 
 Status NodeHost::Do(const NodeAction::WritePrerestore& a) {
@@ -385,6 +397,8 @@ Status NodeHost::Do(const NodeAction::CleanVolume& action) {
                             EscapeForLog(save.name));
       continue;
     }
+    const auto stat = parts_.store->client().Stat(save.name);
+    if (stat.ok() && useless_inodes_.contains(stat->inode)) continue;
     uint32_t occurrence = 1;
     for (const control::SaveKey& known : action.state.saves()) {
       if (known.step() == save.step) occurrence = known.occurrence() + 1;
@@ -400,6 +414,7 @@ Status NodeHost::Do(const NodeAction::CleanVolume& action) {
     }
   }
   TK_RETURN_IF_ERROR(parts_.volume->Clean({}));
+  useless_inodes_.clear();
   Post(std::move(cleaned));
   return OkStatus();
 }
@@ -429,6 +444,9 @@ Status NodeHost::Do(const NodeAction::Stage& action) {
   // The rename happens here, in order; the hashing beside everything else.
   if (!action.name.empty()) {
     if (const Status taken = parts_.stager->Take(action.name, action.staged_name); !taken.ok()) {
+      // Gone, or something that is no save, and its client's.
+      const Code code = taken.error().code();
+      if (code != Code::kNotFound && code != Code::kFailedPrecondition) GiveUpSave(action);
       Post(NodeEvent::StageFailed{action.task, taken.error()});
       return OkStatus();
     }

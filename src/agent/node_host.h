@@ -94,6 +94,7 @@ class NodeHost {
   // Ordered actions and starts of tasks, on the ordered thread.
   void RunBatch(NodeActions* actions);
   Status Carry(NodeAction::Any* action);  // a message that it sends is moved out
+  void GiveUpSave(const NodeAction::Stage& stage);
   Status Do(const NodeAction::PersistState& action);
   Status Do(const NodeAction::RemoveConfig& action);
   Status Do(const NodeAction::ReadConfig& action);
@@ -165,6 +166,8 @@ class NodeHost {
   Framework save_framework_ = Framework::kOrbax;
   std::string save_job_;
   std::set<uint64_t> reported_inodes_;  // saves told to the machine: each once
+  std::set<uint64_t> useless_inodes_;   // discarded saves that could not be removed
+  bool scan_due_ = false;               // a save that was seen could not be looked at
   // Steps made by mkdir in place, the oldest first.
   std::list<std::pair<std::string, std::unique_ptr<DirWatch>>> half_made_;
   std::atomic<bool> config_to_read_{false};  // a reading is on its way

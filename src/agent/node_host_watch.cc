@@ -1,4 +1,6 @@
 // What the job does in its volume, as events for the node machine.
+#include <utility>
+
 #include "agent/node_host.h"
 #include "base/mutation.h"
 
@@ -49,7 +51,10 @@ void NodeHost::OnChange(const DirChange& change) {
   } else if (change.kind != Kind::kGone &&
              (ParseStepName(change.name) || ParseWorkerName(change.name, ".save"))) {
     const bool in_place = change.kind == Kind::kCreated;
-    ordered_->Submit([this, name = change.name, in_place] { ReportSave(name, in_place); });
+    ordered_->Submit([this, name = change.name, in_place] {
+      if (std::exchange(scan_due_, false)) ScanSaves();
+      ReportSave(name, in_place);
+    });
   }
 }
 
@@ -111,6 +116,9 @@ void NodeHost::ReportSave(const std::string& name, bool made_in_place) {
   const auto stat = parts_.store->client().Stat(name);
   const FileType wanted =
       save_framework_ == Framework::kPytorch ? FileType::kFile : FileType::kDirectory;
+  // It is looked for again before the next one is taken: found by the job's next start alone it
+  // would be the newest.
+  scan_due_ = scan_due_ || (!stat.ok() && stat.error().code() != Code::kNotFound);
   if (!stat.ok() || stat->type != wanted) return;  // gone again, or a link: never a save
   if (made_in_place) {
     // Counts once commit_success.txt is in it, which only a watch inside can tell.
@@ -145,6 +153,7 @@ void NodeHost::ScanSaves() {
   auto saves = parts_.volume->ListSaves(save_framework_, save_job_);
   if (!saves.ok()) {
     parts_.logger.Error("the volume can't be listed: {}", saves.error().ToString());
+    scan_due_ = true;
     return;
   }
   for (const FoundSave& save : *saves) ReportSave(save.name, false);

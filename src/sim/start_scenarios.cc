@@ -45,6 +45,23 @@ void SourceDiesAgainAndAgain(Simulation& sim) {
   sim.RunUntilCommitted(1, kLimit);
 }
 
+// A node can't take a save, which all nodes give up then, and many later ones are committed. The
+// next start must not find it where the job left it: with equal replicas one node's would do.
+void LeavesASaveThatCanNotBeTaken(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  bool failed = false;
+  sim.host(1).set_between([&](const FsOp& op) {
+    if (failed || op.call != FsCall::kRename || op.to.find("staged/") == std::string::npos) return;
+    // Nothing may be replaced.
+    failed = sim.host(1).outside().MakeDir(op.to, 0700).ok();
+    sim.world().Fault("write error");
+  });
+  if (!sim.RunUntilCommitted(sim.job().saves_written() + 3, kLimit)) return;
+  sim.host(1).set_between({});
+  if (!failed) return sim.world().Fail("no save was refused");
+  sim.RestartUntilCommitted(kLimit);
+}
+
 }  // namespace
 
 std::vector<Scenario> StartScenarios() {
@@ -53,6 +70,10 @@ std::vector<Scenario> StartScenarios() {
        .about = "copies aren't given up because the agent that has them isn't there just now",
        .run = SourceDiesAgainAndAgain,
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2}},
+      {.name = "leaves-a-save-that-cannot-be-taken",
+       .about = "a save that was given up isn't the newest at the next start",
+       .run = LeavesASaveThatCanNotBeTaken,
+       .shape = {.nodes = 2, .replicas = 2}},
       {.name = "loses-part-of-a-large-job",
        .about = "a large job begins anew when no copy of some part of its checkpoint is left",
        .seed = 2,  // makes it a large one
