@@ -61,6 +61,9 @@ void Ledger::OnWentOn(const std::optional<SaveId>& restored) {
 
 void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored) {
   Refresh();
+  // What was lost when it was being committed, or had rotted, is no longer there to go on from.
+  if (IsBehind(restored)) CheckFloor("at a release");
+  if (world_->failed()) return;
   if (IsBehind(restored)) {
     return world_->Fail(
         Checker::kBehindCommit,
