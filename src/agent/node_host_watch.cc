@@ -19,9 +19,6 @@ void NodeHost::OnChange(const DirChange& change) {
     if (TK_MUTATION(kIgnoreOverflow)) return;
     ordered_->Submit([this] {
       parts_.volume->MakeRoomForStart();
-      // In the order in which they are written: one that came with the yaml must not be taken for
-      // a later start than the yaml's.
-      ReadJaxInit();
       ReadConfigNow();
       if (watching_saves_) ScanSaves();
     });
@@ -59,6 +56,9 @@ void NodeHost::OnChange(const DirChange& change) {
 }
 
 void NodeHost::ReadConfigNow() {
+  // In the order in which they are written: one that came with the yaml must not be taken for a
+  // later start than the yaml's.
+  ReadJaxInit();
   auto file = parts_.volume->ReadConfig();
   if (!file.ok() && file.error().code() != Code::kInvalidArgument) {
     const bool written = file.error().code() == Code::kAborted;

@@ -333,10 +333,15 @@ void NodeMachine::Impl::Handle(const NodeEvent::ConfigGone&) {
 void NodeMachine::Impl::Handle(const NodeEvent::JaxInitChanged& e) {
   const bool restarted = !jax_init_.empty() && jax_init_ != e.text;
   jax_init_ = e.text;
-  // The client that wrote this yaml has gone; the next one must not find it.
-  if (!restarted || !config_stands_ || !config_ || Released()) return;
-  RemoveConfig();
-  BoundWait();
+  if (!restarted || !config_ || Released()) return;
+  // The client of this attempt has gone. The next one must not find its yaml, and whoever waits for
+  // the start must not be released together with it. (What came with a yaml is told before it.)
+  const std::string text = "the job's process has started again before its start";
+  Log(Severity::kWarning, text);
+  if (config_stands_) RemoveConfig();
+  ForgetConfig(text);
+  phase_ = Phase::kIdle;
+  StartHolding();
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::VolumeCleaned& e) {

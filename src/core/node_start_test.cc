@@ -170,6 +170,30 @@ TEST(NodeStart, AYamlGoesInTimeAfterARestart) {
   EXPECT_TRUE(removed);
 }
 
+// Our own removal, which is seen once more before it is gone, isn't its client's.
+TEST(NodeStart, AYamlThatWeRemoveStaysAStart) {
+  NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+  std::map<TimerId, Instant> timers;
+  bool removed = false;
+  const auto step = [&](Instant now, const NodeEvent::Any& event) {
+    for (const auto& action : machine.Step(now, event)) {
+      if (const auto* set = std::get_if<NodeAction::SetTimer>(&action))
+        timers[set->timer] = set->at;
+      removed = removed || std::holds_alternative<NodeAction::RemoveConfig>(action);
+    }
+  };
+  step(Instant(1000s), NodeEvent::Started{});
+  step(Instant(1000s), SeenConfig(MemberConfig()));
+  step(Instant(1000s), NodeEvent::VolumeCleaned{});
+  for (const auto& [timer, at] : std::map<TimerId, Instant>(timers)) {
+    if (at <= Instant(1060s)) step(Instant(1060s), NodeEvent::TimerFired{timer});
+  }
+  EXPECT_TRUE(removed);
+  step(Instant(1060s), SeenConfig(MemberConfig()));
+  step(Instant(1060s), NodeEvent::ConfigGone{});
+  EXPECT_TRUE(machine.status().config.has_value());
+}
+
 // Before it died the agent had taken worker 0's file only. The other one is of the same save.
 TEST(NodeStart, ASaveOfWhichACrashTookAPartIsMadeWhole) {
   const WorldShape world{Framework::kPytorch, 2, /*workers_per_node=*/2, 0};
