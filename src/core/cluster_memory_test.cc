@@ -175,5 +175,29 @@ TEST(ClusterMemory, AfterThinningInVainTheCopiesComeBack) {
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
 }
 
+// Every node has a committed shard and a newer one of its old rank, and no room for its new one: of
+// both generations a copy stays elsewhere, and the job goes on from the newer one.
+TEST(ClusterMemory, AfterRanksMovedTwoGenerationsLeaveRoomForTheNewerOne) {
+  TestClusterOptions options = Sized(22);
+  options.hosts = 4;
+  options.world.nodes = 4;
+  options.world.data_parallelism = 2;
+  TestCluster cluster(options);
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  // Not matched: a node's agent is down until the job starts again.
+  cluster.KillAgent(0);
+  cluster.SaveAll(20);
+  cluster.Run(5s);
+  for (size_t host = 0; host < 4; ++host) cluster.StartClient(host, static_cast<Rank>(3 - host));
+  cluster.StartAgent(0);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_TRUE(cluster.Logged("of copies are given back")) << LogOf(cluster);
+  for (size_t host = 0; host < 4; ++host) EXPECT_EQ(cluster.client(host).step, 20U);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  cluster.SaveAll(30);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+  EXPECT_TRUE(cluster.ok());
+}
+
 }  // namespace
 }  // namespace tierkeep

@@ -274,6 +274,9 @@ class CoordinatorMachine::Impl {
   void OnNoRoom(std::optional<Protection>* slot, Peer* member, const control::Kept& m);
   void GiveUpPeers(const std::string& node, const std::string& why);
   void MakeRoom(Protection* protection);
+  bool MakeRoomToRestore(const Peer& member, uint64_t bytes);
+  std::vector<Blake3> SpareOn(const Peer& member, uint64_t bytes) const;
+  size_t OthersWith(const control::ShardInfo& shard, const std::string& node) const;
   std::vector<Blake3> MisplacedOn(const std::string& node, uint64_t bytes) const;
   std::vector<Blake3> ThinnableOn(const Peer& member, uint64_t bytes) const;
   uint64_t GiveBack(const Peer& member, const std::vector<Blake3>& digests,

@@ -95,6 +95,64 @@ void CoordinatorMachine::Impl::MakeRoom(Protection* protection) {
   }
 }
 
+// Without it the job can't start: as after ranks moved, where every node has a shard that another
+// one needs. Of the restored generation, and of older ones, a copy at least stays on another
+// member.
+bool CoordinatorMachine::Impl::MakeRoomToRestore(const Peer& member, uint64_t bytes) {
+  const std::vector<Blake3> spare = SpareOn(member, bytes);
+  if (spare.empty()) return false;
+  GiveBack(member, spare,
+           "other nodes have them, and there is no room for the shard that the job goes on from");
+  return true;
+}
+
+// Members that are here and have verified that shard, or an equal replica of it.
+size_t CoordinatorMachine::Impl::OthersWith(const control::ShardInfo& shard,
+                                            const std::string& node) const {
+  const WorldShape world = FromProto(settings_.world());
+  const uint32_t width = world.nodes / world.replicas();
+  const auto is_equal = [&](const control::ShardInfo& other) {
+    if (other.digest() == shard.digest()) return true;
+    return world.replicas() > 1 && !shard.logical().empty() && other.logical() == shard.logical() &&
+           other.worker() == shard.worker() && other.rank() % width == shard.rank() % width &&
+           FromProto(other.save()) == FromProto(shard.save());
+  };
+  return static_cast<size_t>(
+      std::count_if(members_.begin(), members_.end(), [&](const auto& entry) {
+        const Peer& other = entry.second;
+        if (other.node() == node || !other.connected) return false;
+        bool has = false;
+        holdings_.ForEachCopy(other.node(), [&](const control::ShardInfo& held) {
+          has = has || (is_equal(held) && holdings_.HasVerified(other.node(), DigestOf(held)));
+        });
+        return has;
+      }));
+}
+
+// Those go first of which most others have copies; all or nothing.
+std::vector<Blake3> CoordinatorMachine::Impl::SpareOn(const Peer& member, uint64_t bytes) const {
+  std::set<Blake3> wanted;
+  for (const auto& shard : ShardsOfRank(choice_->generation(), member.rank())) {
+    wanted.insert(DigestOf(shard));
+  }
+  std::multimap<size_t, const control::ShardInfo*, std::greater<>> spare;
+  holdings_.ForEachCopy(member.node(), [&](const control::ShardInfo& shard) {
+    if (wanted.count(DigestOf(shard)) != 0) return;
+    const size_t others = OthersWith(shard, member.node());
+    if (others > 0) spare.emplace(others, &shard);
+  });
+  std::vector<Blake3> digests;
+  uint64_t found = 0;
+  for (const auto& [others, shard] : spare) {
+    if (found + found / 8 >= bytes) break;
+    digests.push_back(DigestOf(*shard));
+    found += shard->bytes() + shard->manifest_bytes();
+  }
+  // Shards of one job are about as large as each other; what lacks after that is asked for again.
+  if (found + found / 8 < bytes) digests.clear();
+  return digests;
+}
+
 // As many copies as placement demands are on other members.
 std::vector<Blake3> CoordinatorMachine::Impl::MisplacedOn(const std::string& node,
                                                           uint64_t bytes) const {

@@ -292,6 +292,10 @@ void CoordinatorMachine::Impl::NoteFailure(Peer* member, const control::RestoreP
   }
   TK_PROBE_IF(kSecondSourceFailed, m.bad_sources_size() > 1);
   if (WaitForSources(*member, m)) return;
+  if (m.short_bytes() > 0 && MakeRoomToRestore(*member, m.short_bytes())) {
+    SendRestore(*member);
+    return;
+  }
   if (m.bad_shards().empty() && m.bad_sources().empty()) ++member->failures;
   if (member->failures > kOwnFailuresMax || decision_ >= kDecisionsMax) {
     const std::string reason = fmt::format("node {} can't prepare its part of the checkpoint: {}",

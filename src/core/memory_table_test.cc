@@ -269,6 +269,7 @@ class CellRun {
       return "restored";
     }
     if (cluster_.Logged("now that ranks have moved")) return "gave way";
+    if (cluster_.Logged("no room for the shard that the job goes on from")) return "gave way";
     if (cluster_.Logged("The job names no peers")) return "alone";
     return "rebuilt";
   }

@@ -260,7 +260,13 @@ class NodeMachine::Impl {
   void OnGiveBack(const control::GiveBack& m);
   bool IsNeededHere(const control::ShardInfo& shard) const;
   bool IsOfCommitted(const Blake3& digest) const;
+  bool GiveWay();
   bool GiveUpPassedOver();
+  bool GiveUpOtherJobs();
+  bool HoldsOtherJobs() const;
+  void LookAtRoomForSaves();
+  void MakeRoomForSaves();
+  void GiveUp(std::vector<Blake3> digests, const std::string& what);
   void RestoreWithMoreRoom();
   void NoteOwnBytes(const OwnSave& own);
   void NoteKeptBytes(const control::Keep& m);

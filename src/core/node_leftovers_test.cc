@@ -272,6 +272,10 @@ TEST_F(NodeLeftovers, UncommittedSavesGiveWayToARestore) {
   Step(NodeEvent::Deleted{deletions_[0].task});
   ASSERT_NE(*pull_, first);
   Step(NodeEvent::Pulled{.task = *pull_, .digest = DigestOf(wanted), .status = kFull});
+  ASSERT_EQ(deletions_.size(), 1U);
+  EXPECT_EQ(deletions_[0].digests, std::vector<Blake3>{DigestOf(foreign)});
+  Step(NodeEvent::Deleted{deletions_[0].task});
+  Step(NodeEvent::Pulled{.task = *pull_, .digest = DigestOf(wanted), .status = kFull});
   ASSERT_TRUE(prepared_.has_value()) << "nothing else gives way";
   EXPECT_FALSE(prepared_->ok());
 }

@@ -40,6 +40,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::MemorySeen& e) {
   }
   room_ = e.room;
   AdmitPulls();
+  MakeRoomForSaves();
   if (given_way_ == 0) TellWaiting();  // else once that is done
   if (std::exchange(sizing_due_, false)) TellSizing();
 }
@@ -57,7 +58,7 @@ void NodeMachine::Impl::AdmitPulls() {
       if (!MayBegin(digest)) continue;
       if (ShortBytes(*room_, demand) == 0) {
         BeginPull(&fetch, digest);
-      } else if (GiveUpPassedOver()) {
+      } else if (GiveWay()) {
         return;  // and is looked at again
       }
     }
@@ -167,6 +168,12 @@ void NodeMachine::Impl::TellWaiting(KeepWork* work, const Fetch& fetch) {
 bool NodeMachine::Impl::IsNeededHere(const control::ShardInfo& shard) const {
   if (shard.job() != config_->job) return true;
   const Blake3 digest = DigestOf(shard);
+  if (restore_) {
+    const auto& wanted = restore_->order.wanted();
+    return fetches_.count(digest) != 0 ||
+           std::any_of(wanted.begin(), wanted.end(),
+                       [&](const auto& one) { return DigestOf(one.shard()) == digest; });
+  }
   const auto is_own_part = [&](const control::GenerationRecord& record) {
     for (const auto& own : ShardsOfRank(record, config_->rank)) {
       if (DigestOf(own) == digest) return true;
@@ -193,29 +200,93 @@ bool NodeMachine::Impl::IsOfCommitted(const Blake3& digest) const {
          std::any_of(generations_.begin(), generations_.end(), is_of);
 }
 
-// Saves that were never committed, and that the restore decision passed over, are a branch that the
-// job leaves behind. They go where a restore has no room for its part, or later copies have none.
-bool NodeMachine::Impl::GiveUpPassedOver() {
+// Where a restore has no room for its part, or a copy has none: whether something goes for it.
+bool NodeMachine::Impl::GiveWay() {
   if (given_way_ != 0) return true;
   if (!restore_ && !Released()) return false;
+  return GiveUpPassedOver() || GiveUpOtherJobs();
+}
+
+// Saves that were never committed, and that the restore decision passed over, are a branch that the
+// job leaves behind; and what was read and found bad is no copy.
+bool NodeMachine::Impl::GiveUpPassedOver() {
   const control::RestoreChoice& choice = restore_ ? restore_->order.choice() : state_.restored();
   std::vector<Blake3> digests;
-  uint64_t bytes = 0;
+  for (const auto& [digest, shard] : bad_) {
+    if (shards_.count(digest) == 0 && unread_.count(digest) == 0) digests.push_back(digest);
+  }
+  if (!digests.empty()) {
+    GiveUp(std::move(digests), "of copies that are bad");
+    return true;
+  }
   for (const auto& [digest, shard] : shards_) {
     const SaveKey save = FromProto(shard.save());
     const bool kept = (!choice.none() && save == FromProto(choice.generation().save())) ||
                       save.run == FromProto(state_.run()) || fetches_.count(digest) != 0;
     if (shard.job() != config_->job || kept || IsOfCommitted(digest)) continue;
     digests.push_back(digest);
-    bytes += FootprintOf(shard);
   }
   if (digests.empty()) return false;
-  Log(Severity::kWarning, fmt::format("{} of saves that were never committed, and that the job "
-                                      "doesn't go on from, give way: memory is short",
-                                      FormatBytes(bytes)));
+  GiveUp(std::move(digests),
+         "of saves that were never committed, and that the job doesn't go on from,");
+  return true;
+}
+
+// A volume belongs to one job, and this one runs: what another one left goes before this one can't
+// start or isn't protected; what that one never committed first.
+bool NodeMachine::Impl::GiveUpOtherJobs() {
+  std::vector<Blake3> uncommitted;
+  std::vector<Blake3> all;
+  std::string job;
+  for (const auto& [digest, shard] : shards_) {
+    if (shard.job() == config_->job) continue;
+    job = shard.job();
+    all.push_back(digest);
+    if (!IsOfCommitted(digest)) uncommitted.push_back(digest);
+  }
+  if (all.empty()) return false;
+  GiveUp(uncommitted.empty() ? std::move(all) : std::move(uncommitted),
+         "that job " + job + " left");
+  return true;
+}
+
+bool NodeMachine::Impl::HoldsOtherJobs() const {
+  return config_ && std::any_of(shards_.begin(), shards_.end(), [&](const auto& entry) {
+           return entry.second.job() != config_->job;
+         });
+}
+
+void NodeMachine::Impl::LookAtRoomForSaves() {
+  if (Released() && HoldsOtherJobs()) AskForRoom();
+}
+
+// Nobody tells of a save that the job finds no room for. Before the first one, it counts as large
+// as the largest that another job left.
+void NodeMachine::Impl::MakeRoomForSaves() {
+  if (!Released() || !config_ || given_way_ != 0) return;
+  if (!deleting_.empty() || !room_->problem.empty()) return;
+  uint64_t bytes = OwnBytes();
+  if (bytes == 0) {
+    std::map<std::pair<SaveKey, Rank>, uint64_t> saves;
+    for (const auto& [digest, shard] : shards_) {
+      if (shard.job() == config_->job) continue;
+      uint64_t& save = saves[{FromProto(shard.save()), shard.rank()}];
+      save += FootprintOf(shard);
+      bytes = std::max(bytes, save);
+    }
+  }
+  if (room_->free_bytes < bytes) GiveUpOtherJobs();
+}
+
+void NodeMachine::Impl::GiveUp(std::vector<Blake3> digests, const std::string& what) {
+  uint64_t bytes = 0;
+  for (const Blake3& digest : digests) {
+    const auto shard = shards_.find(digest);
+    bytes += FootprintOf(shard != shards_.end() ? shard->second : bad_.at(digest));
+  }
+  Log(Severity::kWarning, fmt::format("{} {} give way: memory is short", FormatBytes(bytes), what));
   given_way_ = next_task_;
   DeleteAll(std::move(digests), {});
-  return true;
 }
 
 void NodeMachine::Impl::RestoreWithMoreRoom() {
@@ -226,7 +297,7 @@ void NodeMachine::Impl::RestoreWithMoreRoom() {
 }
 
 void NodeMachine::Impl::OnGiveBack(const control::GiveBack& m) {
-  if (!Released()) return;
+  if (!Released() && !restore_) return;
   std::vector<Blake3> digests;
   uint64_t bytes = 0;
   for (const std::string& raw : m.digests()) {
@@ -238,6 +309,7 @@ void NodeMachine::Impl::OnGiveBack(const control::GiveBack& m) {
   if (digests.empty()) return;
   Log(Severity::kWarning,
       fmt::format("{} of copies are given back: {}", FormatBytes(bytes), m.reason()));
+  if (restore_ && given_way_ == 0) given_way_ = next_task_;
   DeleteAll(std::move(digests), {});
   TellMetas();
 }

@@ -120,6 +120,7 @@ void NodeMachine::Impl::OnRelease(const control::Release& m) {
   Persist();
   PlaceAll();
   phase_ = Phase::kRunning;
+  LookAtRoomForSaves();
   // Said once the links stand: the job trains on.
   if (!state_.restored().suspect().empty()) WriteError(state_.restored().suspect());
   Disarm(kGatherTimer);

@@ -160,6 +160,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Staged& e) {
   if (IsWhole(own->second)) {
     NoteOwnBytes(own->second);
     SaveIsStaged(own->first, &own->second);
+    LookAtRoomForSaves();
   }
   if (news) Persist();
   Do(NodeAction::WriteMeta{NameOf(e.shard), e.shard.volume_name()});
@@ -362,11 +363,16 @@ void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
     for (const std::string& node : e.bad_sources) answer.add_bad_sources(node);
   }
   const bool no_room = !e.status.ok() && e.status.error().code() == Code::kResourceExhausted;
-  if (no_room && GiveUpPassedOver()) {
+  if (no_room && GiveWay()) {
     fetch.pulling = false;
     fetch.task = 0;
     fetch.waiting = true;
     return;
+  }
+  if (no_room && restore_ && restore_->open.count(digest) != 0) {
+    const control::ShardInfo& shard = fetch.wanted.shard();
+    restore_->answer.set_short_bytes(restore_->answer.short_bytes() + shard.bytes() +
+                                     shard.manifest_bytes());
   }
   FetchDone(digest, no_room ? Status(WithWhatIsLacking(e.status.error(), fetch)) : e.status,
             e.bad_sources, e.bytes_pulled);
@@ -575,6 +581,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
   AdoptAgain(e.task);
   if (e.task == given_way_) RestoreWithMoreRoom();
   RetryPulls();
+  LookAtRoomForSaves();
 }
 
 // Metas follow the shards that are here.

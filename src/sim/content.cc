@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 
@@ -102,10 +103,13 @@ std::vector<ContentEntry> ContentOf(const SaveId& id, const ContentOptions& opti
   entries.push_back({"array", FileType::kFile, prng.Bytes(size)});
   entries.push_back({"empty", FileType::kFile, ""});
   entries.push_back({"items", FileType::kDirectory, ""});
+  // Ledger::CheckpointBytes counts a page for each.
+  constexpr uint64_t kSmallMax = 4095;
   const size_t small = prng.Below(3);
   for (size_t i = 0; i < small; ++i) {
-    entries.push_back({fmt::format("items/{}", i), FileType::kFile,
-                       prng.Bytes(1 + prng.Below(options.file_bytes / 4 + 1))});
+    entries.push_back(
+        {fmt::format("items/{}", i), FileType::kFile,
+         prng.Bytes(1 + prng.Below(std::min(options.file_bytes / 4, kSmallMax) + 1))});
   }
   entries.push_back({"newest", FileType::kSymlink, "items/0"});
   entries.push_back({std::string(kIdName), FileType::kFile, id.ToString()});

@@ -142,6 +142,7 @@ void SimHost::StartControlAndNode(Life& life, Status* status) {
   options.data_host = HostName(index_);
   options.data_port = life.data_port;
   options.data_token = life.data_token;
+  options.on_pressure = parts_.on_pressure;
   NodeHost::Parts node{life.runtime.get(),
                        &clock_,
                        &life.metrics,

@@ -38,6 +38,7 @@ struct HostParts {
   size_t watch_queue_max;  // SimFsOptions::watch_queue_max of the mounts
   RestorePolicy restore;
   uint32_t whole_view_max;  // CoordinatorOptions::whole_view_max
+  OnPressure on_pressure = OnPressure::kRefuse;
   // Another host's data port.
   std::function<DataServerView(const HostPort&)> server_at;
   // A rename that an agent is about to make.

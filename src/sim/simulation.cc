@@ -27,6 +27,8 @@ constexpr Duration kLookEvery = 200ms;
 // Records, ids, links, texts for the client: a page each; store/spare and store/reserve (64 KiB
 // each).
 constexpr uint64_t kSmallFilesBytes = 56 * 4096;
+constexpr uint64_t kExactMountDraw = 0x6d6f756e74;
+constexpr uint64_t kLargeFileMin = 256 << 10;
 constexpr uint64_t kAmpleBytes = uint64_t{1} << 40;
 
 bool Never() { return false; }
@@ -84,6 +86,19 @@ void Simulation::ChooseMount() {
   // The table is for the usual course of things. Under faults it isn't kept yet: what is late or
   // was cut short takes room for two more.
   mount_tenths_ += 20;
+  ChooseExactMount();
+}
+
+// Just a size of docs/memory.md's tables, where these say that every next save is committed and
+// every restore rebuilt. Drawn apart, so that other seeds' schedules stay what they were.
+void Simulation::ChooseExactMount() {
+  Prng prng(options_.seed ^ kExactMountDraw);
+  if (shape_.replicas == 1 || !prng.Chance(1, 2)) return;
+  static constexpr uint32_t kSizes[] = {22, 30, 40};
+  mount_tenths_ = kSizes[prng.Below(std::size(kSizes))];
+  ranks_move_ = true;
+  // Beside which the room for small files is little.
+  shape_.file_bytes = kLargeFileMin + prng.Below(kLargeFileMin);
 }
 
 uint64_t Simulation::MountBytes() const {

@@ -85,6 +85,7 @@ class Simulation {
  private:
   void ChooseShape(uint32_t nodes);
   void ChooseMount();
+  void ChooseExactMount();
   uint64_t MountBytes() const;
   void MakeHosts();
   void OnLog(size_t host, Severity severity, std::string_view text);
