@@ -58,6 +58,10 @@ namespace tierkeep {
   X(kLinksBeforeDecision, "links-before-decision")                \
   /* Obsolete shards stay. */                                     \
   X(kNeverCollect, "never-collect")                               \
+  /* A node without a rank keeps what others have by now. */      \
+  X(kHolderKeepsCopies, "holder-keeps-copies")                    \
+  /* A save that no coordinator can be told of is given up. */    \
+  X(kDropUntold, "drop-untold")                                   \
   /* What may have been committed unheard goes like the rest. */  \
   X(kForgetInDoubt, "forget-in-doubt")                            \
   /* An order to skip a generation isn't obeyed. */               \

@@ -148,6 +148,30 @@ TEST(ClusterMemory, PeersThatNobodyNamedAreUsedOnlyWhereTheyFit) {
   }
 }
 
+// Without another save nothing else would free it; but not before all copies are elsewhere.
+TEST(ClusterMemory, ANodeThatLostItsRankAndComesLateIsFreed) {
+  for (const bool fits : {true, false}) {
+    TestClusterOptions options = Sized(50);
+    options.hosts = 3;
+    TestCluster cluster(options);
+    ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+    cluster.KillAgent(1);
+    cluster.EndClient(1);
+    if (!fits) cluster.TakeMemory(2, kSave * 5 / 2);
+    cluster.StartClient(0, 0);
+    cluster.StartClient(2, 1);
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+    cluster.Run(10s);
+    EXPECT_EQ(cluster.store(2).size(), fits ? 2U : 1U) << LogOf(cluster);
+    cluster.StartAgent(1);
+    cluster.Run(60s);
+    EXPECT_EQ(cluster.store(1).size(), fits ? 0U : 2U) << LogOf(cluster);
+    cluster.TakeMemory(2, 0);
+    ASSERT_RUNS_UNTIL(cluster, cluster.store(1).empty());
+    for (const Blake3& digest : cluster.NewestDigests()) EXPECT_EQ(cluster.CopiesOf(digest), 2U);
+  }
+}
+
 // Copies are given up for a save that is then lost: what is left is protected again.
 TEST(ClusterMemory, AfterThinningInVainTheCopiesComeBack) {
   TestClusterOptions options = Sized(40);

@@ -92,6 +92,7 @@ void CoordinatorMachine::Impl::AddHolder(Peer peer) {
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
   const Peer& holder = Hold(std::move(peer));
   if (state_ == State::kRestoring || state_ == State::kRunning) TellMembers(&holder);
+  RelieveHolder(holder);
   if (waiting_for_holders_) Decide();
 }
 

@@ -282,6 +282,8 @@ class CoordinatorMachine::Impl {
   uint64_t GiveBack(const Peer& member, const std::vector<Blake3>& digests,
                     const std::string& reason);
   void EndThinning();
+  bool MayRelieve(const std::string& holder) const;
+  void RelieveHolder(const Peer& holder);
   std::vector<std::string> NodesByRank() const;
   bool AllConnected() const;
 

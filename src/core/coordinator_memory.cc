@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/mutation.h"
 #include "core/coordinator_impl.h"
 
 namespace tierkeep {
@@ -219,6 +220,39 @@ void CoordinatorMachine::Impl::EndThinning() {
   if (!std::exchange(thinned_, false)) return;
   ClearProblem("thinned");
   CheckLastCommitted();
+}
+
+// Whether all that it has of the job is of the committed generation, and with all members that
+// are to keep it.
+bool CoordinatorMachine::Impl::MayRelieve(const std::string& holder) const {
+  bool has = false;
+  bool needed = false;
+  holdings_.ForEachCopy(holder, [&](const control::ShardInfo& shard) {
+    has = true;
+    const Blake3 digest = DigestOf(shard);
+    const auto lacks = [&](Rank rank) {
+      const std::string& node = members_.at(rank).node();
+      const auto keep = committed_keep_.find(node);
+      return keep != committed_keep_.end() && keep->second.count(digest) != 0 &&
+             !holdings_.HasVerified(node, digest);
+    };
+    const auto rank = static_cast<Rank>(shard.rank());
+    needed = needed || FromProto(shard.save()) != FromProto(committed_->save()) ||
+             rank >= keepers_.size() || lacks(rank) ||
+             std::any_of(keepers_[rank].begin(), keepers_[rank].end(), lacks);
+  });
+  return has && !needed;
+}
+
+// A node of an earlier run that came when the generation was already where it belongs: without
+// another save nothing else would free its memory.
+void CoordinatorMachine::Impl::RelieveHolder(const Peer& holder) {
+  if (state_ != State::kRunning || !committed_ || rebuild_ || thinned_ || !commit_open_.empty() ||
+      !AllConnected() || TK_MUTATION(kHolderKeepsCopies) || !MayRelieve(holder.node())) {
+    return;
+  }
+  SendCommit(holder);
+  holdings_.RemoveNode(holder.node());
 }
 
 }  // namespace tierkeep

@@ -197,6 +197,7 @@ void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot, const std::
     if (!protection.commits) {
       ClearProblem("redundancy");
       slot->reset();
+      for (const auto& [node, holder] : holders_) RelieveHolder(holder);
     } else if (AllConnected()) {
       Commit(slot);
     }
@@ -394,7 +395,10 @@ void CoordinatorMachine::Impl::OnCommitRecorded(Peer* member, const control::Com
   commit_open_.erase(member->rank());
   ClearProblem("commit " + member->node());
   if (commit_open_.empty()) Disarm(kCommitTimer);
-  if (m.missing().empty()) return;
+  if (m.missing().empty()) {
+    for (const auto& [node, holder] : holders_) RelieveHolder(holder);
+    return;
+  }
   TK_PROBE(kCommitMisses);
   for (const std::string& digest : m.missing()) {
     holdings_.RemoveCopy(member->node(), FixedFromProto<Blake3>(digest));

@@ -161,4 +161,21 @@ void NodeMachine::Impl::AdoptAgain(TaskId deleted) {
   if (work != staging_.end()) StageLeftover(work->first, work->second);
 }
 
+// Not those that a coordinator was told of: it may have committed them, and the word of it may have
+// been lost with the connection. It decides about them once it is heard again.
+void NodeMachine::Impl::ForgetOlderSaves(uint64_t ordinal) {
+  std::vector<SaveKey> older;
+  for (const auto& [save, own] : saves_) {
+    TK_PROBE_IF(kSaveInDoubt, own.ordinal < ordinal && own.told);
+    if (own.ordinal < ordinal && (!own.told || TK_MUTATION(kForgetInDoubt))) older.push_back(save);
+  }
+  for (const SaveKey& save : older) {
+    Log(Severity::kWarning,
+        fmt::format("Save of {} is dropped: a newer one is here, and no coordinator could be told "
+                    "of either",
+                    save.ToString()));
+    DropSave(save);
+  }
+}
+
 }  // namespace tierkeep

@@ -178,6 +178,7 @@ void NodeMachine::Impl::SaveIsStaged(const SaveKey& save, OwnSave* own) {
     TellStaged(save, own);
   } else {
     // Nobody can match it now: of such saves only the newest one is kept for later.
+    if (TK_MUTATION(kDropUntold)) return DropSave(save);
     ForgetOlderSaves(own->ordinal);
   }
 }
@@ -210,17 +211,6 @@ void NodeMachine::Impl::TellStaged(const SaveKey& save, OwnSave* own) {
   for (const auto& [worker, shard] : own->shards) *staged->add_shards() = shard;
   own->told = true;
   Send(std::move(message));
-}
-
-// Not those that a coordinator was told of: it may have committed them, and the word of it may have
-// been lost with the connection. It decides about them once it is heard again.
-void NodeMachine::Impl::ForgetOlderSaves(uint64_t ordinal) {
-  std::vector<SaveKey> older;
-  for (const auto& [save, own] : saves_) {
-    TK_PROBE_IF(kSaveInDoubt, own.ordinal < ordinal && own.told);
-    if (own.ordinal < ordinal && (!own.told || TK_MUTATION(kForgetInDoubt))) older.push_back(save);
-  }
-  for (const SaveKey& save : older) DropSave(save);
 }
 
 void NodeMachine::Impl::Handle(const NodeEvent::StageFailed& e) {

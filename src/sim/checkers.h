@@ -20,6 +20,8 @@ namespace tierkeep::sim {
   X(kLastCopyGone, "the last good copy of a committed shard is gone")        \
   X(kSavesPileUp, "uncommitted saves pile up")                               \
   X(kNotInPlace, "in the end a copy is missing or something is left over")   \
+  /* budget.cc */                                                            \
+  X(kMemoryBudget, "a mount holds more than docs/memory.md allows")          \
   /* moments.cc */                                                           \
   X(kShardOverlooked, "a shard is overlooked at the start")                  \
   X(kLinkBeforeDecision, "a link appears before the decision")               \
@@ -29,6 +31,8 @@ namespace tierkeep::sim {
   /* outcomes.cc */                                                          \
   X(kWaitsInVain, "a process waits for nothing")                             \
   X(kSaveLeft, "nothing comes of a finished save")                           \
+  /* fates.cc */                                                             \
+  X(kSaveVanished, "a finished save is gone, and nobody says why")           \
   /* sim_client.cc */                                                        \
   X(kFailedWhileTraining, "replicator.failed while the job trains")          \
   X(kForeignLink, "a link for another rank or job")                          \

@@ -223,6 +223,40 @@ void WrittenWhileHashed(Simulation& sim) {
   sim.RestartUntilCommitted(kLimit);
 }
 
+// The job goes on elsewhere, and the agent of a node that has lost its rank comes when all copies
+// are where they belong. Without another save it must still be freed of its own.
+void LateHolderIsFreed(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  if (!sim.RunFor(30s)) return;
+  sim.budget().Begin(Budget::Stretch::kMoved);
+  sim.host(1).KillAgent();
+  sim.world().Fault("agent crash");
+  if (!StartOn(sim, {0, 2, 1})) return;
+  const auto in_place = [&] { return sim.job().training() && sim.ledger().NotInPlace().empty(); };
+  if (!sim.world().RunUntil(sim.world().now() + kLimit, in_place)) {
+    return sim.world().Fail("the copies are not made elsewhere");
+  }
+  sim.budget().Begin(Budget::Stretch::kRebuilt);
+  sim.RunFor(60s);
+}
+
+// A node saves when it has known for long that its coordinator is away: that save is kept, and
+// committed as soon as the coordinator is back.
+void SavedUntold(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  if (!sim.RunFor(30s)) return;
+  Split(sim, 1);
+  sim.ledger().BeginDisturbance();
+  if (!sim.RunFor(60s)) return;
+  sim.job().SaveNow(/*new_step=*/true);
+  if (!sim.RunFor(150s)) return;
+  sim.network().MendAll();
+  sim.ledger().EndDisturbance();
+  sim.RunUntilCommitted(sim.job().saves_written(), kLimit);
+}
+
 }  // namespace
 
 std::vector<Scenario> GuardScenarios() {
@@ -269,6 +303,15 @@ std::vector<Scenario> GuardScenarios() {
       {.name = "watch-overflows",
        .about = "a save is found where the watch has lost that it came",
        .run = WatchOverflows,
+       .shape = {.nodes = 2}},
+      {.name = "late-holder-is-freed",
+       .about = "a node without a rank keeps nothing once all copies are elsewhere",
+       .run = LateHolderIsFreed,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2},
+       .spares = 1},
+      {.name = "saved-untold",
+       .about = "a save that no coordinator could be told of is kept until one can",
+       .run = SavedUntold,
        .shape = {.nodes = 2}},
       {.name = "written-while-hashed",
        .about = "a save that changed while it was hashed is hashed again",

@@ -74,6 +74,8 @@ void Ledger::OnReleased(uint32_t attempt, const std::optional<SaveId>& restored)
   CheckFloor("at a release");
   CheckBase(attempt, restored);
   if (restored) bases_[attempt] = {restored->attempt, restored->nth};
+  Position& past = past_[job_->shape().name];
+  past = std::max(past, {attempt, 0});
   // One that was given since may be for the next decision.
   if (without_since_ && *without_since_ < started_at_) without_since_.reset();
 }
@@ -185,7 +187,14 @@ void Ledger::Consider(const SharedRecord& part) {
     if (order(*save, record) < order(floor_->save, *floor_->record)) return;
   }
   floor_ = Floor{*save, shape, shared};
+  past_[shape.name] = std::max(past_[shape.name], PositionOf(*save));
   world_->Count("generations committed");
+}
+
+bool Ledger::IsPast(const std::string& job, const SaveId& save) {
+  Refresh();
+  const auto past = past_.find(job);
+  return past != past_.end() && Position{save.attempt, save.nth} <= past->second;
 }
 
 // Null: it can't be decoded. The same few records are read again and again.

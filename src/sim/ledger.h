@@ -102,6 +102,10 @@ class Ledger {
   std::string NotInPlace();
   // Most bytes seen in a mount, in percent of a node's checkpoint.
   uint64_t peak_percent() const { return peak_percent_; }
+  // Whether a commit of that job, or what it was restored from, is this save or a newer one.
+  bool IsPast(const std::string& job, const SaveId& save);
+  // Which save it is, by what is in its shards.
+  std::optional<SaveId> SaveOf(const control::GenerationRecord& record);
   // What one node's checkpoint takes in a mount.
   static uint64_t CheckpointBytes(const JobShape& shape);
 
@@ -123,8 +127,6 @@ class Ledger {
   void Consider(const SharedRecord& part);
   void NoteShardsOfFloor(const SharedRecord& record);
   SharedRecord WithOtherParts(const SharedRecord& record);
-  // Which save it is, by what is in its shards.
-  std::optional<SaveId> SaveOf(const control::GenerationRecord& record);
   std::vector<size_t> HoldersOf(const Blake3& digest) const;
   bool IsIntact(size_t host, const Blake3& digest) const;
   std::optional<ShardIdentity> IdentityOf(size_t host, const Blake3& digest) const;
@@ -160,6 +162,7 @@ class Ledger {
   std::map<std::pair<GenerationId, std::string>, SharedRecord> parts_;
   std::map<uint32_t, std::pair<uint32_t, uint32_t>> bases_;  // attempt → restored attempt, nth
   std::optional<Floor> floor_;
+  std::map<std::string, Position> past_;  // by job: the newest that was ever committed or restored
   // The newest, by job: runs of different jobs, with clocks that jump, have no order.
   std::map<std::string, GenerationId> given_up_;
   Instant started_at_{};

@@ -84,6 +84,11 @@ bool SimClient::Exists(std::string_view name) {
   return stat.ok() || stat.error().code() != Code::kNotFound;
 }
 
+void SimClient::Remove(const std::string& name) {
+  events_.removes(host(), name);
+  (void)volume_->RemoveTree(name);
+}
+
 void SimClient::Poll() {
   if (volume_ == nullptr) {
     // The mount is there once the agent, or the platform, has made it.
@@ -287,7 +292,7 @@ void SimClient::BeginWrite(const std::shared_ptr<Writing>& writing) {
       (void)volume_->RemoveTree(writing->temporary);
     } else {
       // Its own link of that step, or an earlier save that nobody took.
-      if (Exists(writing->name)) (void)volume_->RemoveTree(writing->name);
+      if (Exists(writing->name)) Remove(writing->name);
     }
     WriteNext(writing);
   });
@@ -333,7 +338,7 @@ void SimClient::EndWrite(const std::shared_ptr<Writing>& writing, const Status& 
   if (done.ok() && !writing->temporary.empty()) {
     // A link of the restored step stands at that name: the client takes it away first.
     const auto stat = volume_->Stat(writing->name);
-    if (stat.ok()) (void)volume_->RemoveTree(writing->name);
+    if (stat.ok()) Remove(writing->name);
     done = volume_->Rename(writing->temporary, writing->name);
   }
   if (!done.ok()) {
@@ -344,7 +349,7 @@ void SimClient::EndWrite(const std::shared_ptr<Writing>& writing, const Status& 
     (void)volume_->RemoveTree(top);
   } else {
     world_->Trace("n{} wrote {}", host(), writing->id.ToString());
-    events_.stands(host(), writing->name);
+    events_.stands(host(), writing->name, writing->id);
   }
   if (writing->held != nullptr) {
     After(world_->Between(1ms, 3s), [writing] {

@@ -33,8 +33,9 @@ class SimClient {
     std::function<void(Rank rank, std::optional<SaveId> restored)> ready;
     std::function<void(Rank rank, const std::string& why)> failed;  // the process exits
     std::function<void(uint32_t nth)> saved;  // one file or directory of it, written or not
-    // One of them stands in the volume, finished.
-    std::function<void(size_t host, const std::string& name)> stands;
+    // One of them stands in the volume, finished; what stands there is about to be removed.
+    std::function<void(size_t host, const std::string& name, const SaveId& id)> stands;
+    std::function<void(size_t host, const std::string& name)> removes;
     // What it has waited for since then never came.
     std::function<void(size_t host, const std::string& what, Instant since)> overdue;
     // Whether a copy on this host was damaged since: one that was verified before can't be blamed.
@@ -70,6 +71,7 @@ class SimClient {
   void Poll();
   void PollOnce();
   bool Exists(std::string_view name);
+  void Remove(const std::string& name);
   void Enter(State state, Duration limit);
   void GiveUpWaiting();
   void WriteConfig();

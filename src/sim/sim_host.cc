@@ -199,6 +199,7 @@ void SimHost::LoseMachine(bool replaced) {
     disk_->Reboot(&world_->prng());
   }
   mount_->Vanish();
+  lost_at_ = world_->now();
   OpenOutside();
 }
 

@@ -75,6 +75,8 @@ class SimHost {
   // Moves the clocks on; what is due fires.
   void Sleep(Duration time);
 
+  // When it last lost its RAM.
+  Instant lost_at() const { return lost_at_; }
   // Its agent can't be blamed for what wasn't done before this: it was down, stopped or slow, or
   // its files failed or its mount was full.
   Instant disturbed_at() const;
@@ -134,6 +136,7 @@ class SimHost {
   Between between_;
   uint64_t lives_ = 0;
   Instant disturbed_at_{};
+  Instant lost_at_{};
   bool reaping_ = false;
 };
 

@@ -71,6 +71,7 @@ void SimJob::Start() {
   events.saved = [this, attempt](uint32_t nth) { OnSaved(attempt, nth); };
   events.damaged = events_.damaged;
   events.stands = events_.stands;
+  events.removes = events_.removes;
   events.overdue = events_.overdue;
   for (Rank rank = 0; rank < shape_.nodes; ++rank) {
     ClientOptions options;
@@ -203,6 +204,7 @@ void SimJob::SaveNow(bool new_step) {
     step_ += 1 + world_->prng().Below(10);
     save_id_ = nth_;
   }
+  begun_.emplace_back(attempt_, save_id_);
   save_complete_ = false;
   saved_parts_ = 0;
   world_->Count("saves");
@@ -212,6 +214,11 @@ void SimJob::SaveNow(bool new_step) {
     break;
   }
   for (auto& client : clients_) client->Save(save_id_, step_);
+}
+
+size_t SimJob::SavesSince(uint32_t attempt, uint32_t nth) const {
+  const auto first = std::find(begun_.begin(), begun_.end(), std::pair(attempt, nth));
+  return first == begun_.end() ? begun_.size() : static_cast<size_t>(begun_.end() - first) - 1;
 }
 
 void SimJob::OnSaved(uint32_t attempt, uint32_t nth) {

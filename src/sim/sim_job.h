@@ -43,7 +43,8 @@ struct JobEvents {
   std::function<void(std::optional<SaveId> restored)> went_on;
   // As SimClient::Events.
   std::function<bool(size_t host, Instant since)> damaged;
-  std::function<void(size_t host, const std::string& name)> stands;
+  std::function<void(size_t host, const std::string& name, const SaveId& id)> stands;
+  std::function<void(size_t host, const std::string& name)> removes;
   std::function<void(size_t host, const std::string& what, Instant since)> overdue;
   // An attempt begins; nothing of the one before runs any more.
   std::function<void(uint32_t attempt)> started;
@@ -78,6 +79,8 @@ class SimJob {
   Step step() const { return step_; }
   // All saves of this attempt that every rank has finished writing.
   uint32_t saves_written() const { return saves_written_; }
+  // Saves that were begun after the first one that this attempt numbered so; all, if there is none.
+  size_t SavesSince(uint32_t attempt, uint32_t nth) const;
   const std::vector<size_t>& placement() const { return placement_; }  // host by rank
   const SimClient* client(Rank rank) const {
     return rank < clients_.size() ? clients_[rank].get() : nullptr;
@@ -114,6 +117,7 @@ class SimJob {
   Step step_ = 0;
   uint32_t nth_ = 0;
   uint32_t save_id_ = 0;
+  std::vector<std::pair<uint32_t, uint32_t>> begun_;  // attempt, number
   uint32_t saved_parts_ = 0;
   bool save_complete_ = true;
   uint32_t saves_written_ = 0;

@@ -155,8 +155,13 @@ void Simulation::Start() {
   events.released = [this](uint32_t attempt, std::optional<SaveId> restored) {
     ledger_->OnReleased(attempt, restored);
     people_->OnReleased(restored);
+    fates_->OnReleased();
   };
-  events.stands = [this](size_t host, const std::string& name) { outcomes_->OnSaved(host, name); };
+  events.stands = [this](size_t host, const std::string& name, const SaveId& id) {
+    outcomes_->OnSaved(host, name);
+    fates_->OnSaved(host, name, id);
+  };
+  events.removes = [this](size_t host, const std::string& name) { fates_->OnRemoved(host, name); };
   events.overdue = [this](size_t host, const std::string& what, Instant since) {
     outcomes_->OnOverdue(host, what, since);
   };
@@ -165,6 +170,9 @@ void Simulation::Start() {
   job_ =
       std::make_unique<SimJob>(&world_, &hosts_, shape_, rhythm_, options_.seed, std::move(events));
   ledger_->set_job(job_.get());
+  budget_ = std::make_unique<Budget>(&world_, &hosts_, job_.get(), ledger_.get());
+  fates_ = std::make_unique<Fates>(&world_, &hosts_, job_.get(), ledger_.get());
+  fates_->Watch();
   moments_ = std::make_unique<Moments>(&world_, ledger_.get(), job_.get());
   ledger_->set_people_decide(people_decide_);
   people_ = std::make_unique<SimOperator>(&world_, &hosts_, job_.get(), ledger_.get());
@@ -181,6 +189,7 @@ void Simulation::Start() {
 
 void Simulation::OnLog(size_t host, Severity severity, std::string_view text) {
   if (text.starts_with("All files were replicated globally")) world_.Count("commits recorded");
+  fates_->OnLog(host, text);
   if (severity < Severity::kError) return;
   world_.Count("errors logged");
   if (!IsExplained(world_, text)) {
@@ -258,6 +267,7 @@ void Simulation::Converge() {
     job_->StartLater(1ms);
   }
   if (!RestartUntilCommitted(kConvergeMax)) return;
+  budget_->Begin(Budget::Stretch::kMended);
   job_->set_saving(false);
   // What some node skipped, since a client overwrote it with the same step again, goes with this.
   if (!RunFor(kLastSaveAfter)) return;
@@ -265,6 +275,7 @@ void Simulation::Converge() {
   job_->SaveNow(/*new_step=*/true);
   if (!RunFor(kSettle) || !RunUntilCommitted(1, kConvergeMax)) return;
   ledger_->CheckAllInPlace();
+  fates_->CheckAll();
   if (!world_.failed()) RebuildOne();
 }
 
@@ -282,6 +293,7 @@ void Simulation::RebuildOne() {
 }
 
 void Simulation::RestartInPlace(const char* when) {
+  budget_->Begin(Budget::Stretch::kMoved);
   job_->StartLater(1ms);
   if (!RunFor(1s)) return;
   Instant next_look = world_.now();
@@ -296,16 +308,21 @@ void Simulation::RestartInPlace(const char* when) {
     world_.Fail(Checker::kNotRebuilt,
                 fmt::format("{}, without further saves, {}: {}", when, missing, States()));
   }
+  budget_->Begin(Budget::Stretch::kRebuilt);
+  RunFor(kSettle);
 }
 
 void Simulation::WatchMemory() {
   ledger_->CheckMemory();
+  budget_->Look();
   world_.After(kMemoryEvery, [this] { WatchMemory(); });
 }
 
 SimulationResult Simulation::Run() {
   Start();
+  budget_->Begin(Budget::Stretch::kUndisturbed);
   RunFor(world_.Between(10s, 60s));
+  budget_->Begin(Budget::Stretch::kDisturbed);
   nemesis_->Begin();
   RunFor(world_.Between(kFaultsMin, kFaultsMax));
   if (!world_.failed()) Converge();

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "sim/budget.h"
+#include "sim/fates.h"
 #include "sim/ledger.h"
 #include "sim/moments.h"
 #include "sim/nemesis.h"
@@ -71,6 +73,7 @@ class Simulation {
   size_t hosts() const { return hosts_.size(); }
   Nemesis& nemesis() { return *nemesis_; }
   Ledger& ledger() { return *ledger_; }
+  Budget& budget() { return *budget_; }
   SimOperator& people() { return *people_; }
   // What happens to the chunks that peers pull from now on.
   void SetDataRates(const DataRates& rates) { data_rates_ = rates; }
@@ -115,8 +118,10 @@ class Simulation {
   std::vector<std::unique_ptr<SimHost>> hosts_;
   std::unique_ptr<SimJob> job_;
   std::unique_ptr<Ledger> ledger_;
+  std::unique_ptr<Budget> budget_;
   std::unique_ptr<Moments> moments_;
   std::unique_ptr<Outcomes> outcomes_;
+  std::unique_ptr<Fates> fates_;
   std::unique_ptr<SimOperator> people_;
   std::unique_ptr<Nemesis> nemesis_;
 };

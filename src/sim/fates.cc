@@ -1,0 +1,137 @@
+#include "sim/fates.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "format/store_names.h"
+#include "tiers/ram/tree_walk.h"
+
+namespace tierkeep::sim {
+namespace {
+
+constexpr Duration kLookEvery = 10s;
+// While the job trains: for decisions that are told late, and for agents that are down.
+constexpr Duration kGoneMax = 100s;
+
+// How lines say that a save is given up.
+constexpr std::string_view kGivenUp[] = {"is dropped", "can't be", "removed", "gives way"};
+// What stands before its step.
+constexpr std::string_view kBeforeStep[] = {"step ", "-s", "the save "};
+// Nobody knows any more which steps they were.
+constexpr std::string_view kGaveWay = "that the job doesn't go on from, give way";
+
+std::set<Step> StepsIn(std::string_view text) {
+  std::set<Step> steps;
+  for (const std::string_view before : kBeforeStep) {
+    for (size_t at = text.find(before); at != text.npos; at = text.find(before, at + 1)) {
+      Step step = 0;
+      const char* const from = text.data() + at + before.size();
+      if (std::from_chars(from, text.data() + text.size(), step).ec == std::errc()) {
+        steps.insert(step);
+      }
+    }
+  }
+  return steps;
+}
+
+}  // namespace
+
+void Fates::Watch() {
+  world_->After(kLookEvery, [this] {
+    Look(kGoneMax);
+    Watch();
+  });
+}
+
+void Fates::OnSaved(size_t host, const std::string& name, const SaveId& id) {
+  const auto stat = hosts_[host]->outside().Stat(JoinPath("client", name));
+  if (!stat.ok()) return;
+  saves_.push_back({host, name, stat->inode, id, job_->shape().name, world_->now()});
+}
+
+void Fates::OnRemoved(size_t host, const std::string& name) {
+  const auto stat = hosts_[host]->outside().Stat(JoinPath("client", name));
+  if (!stat.ok()) return;
+  std::erase_if(saves_,
+                [&](const Save& save) { return save.host == host && save.inode == stat->inode; });
+}
+
+void Fates::OnReleased() {
+  NodeHost* node = hosts_[job_->placement()[0]]->node();
+  if (node != nullptr) run_of_[job_->attempt()] = node->status().run.sequence;
+}
+
+void Fates::OnLog(size_t host, std::string_view text) {
+  if (text.find(kGaveWay) != text.npos) gave_way_[host] = world_->now();
+  const bool given_up = std::any_of(std::begin(kGivenUp), std::end(kGivenUp),
+                                    [&](auto part) { return text.find(part) != text.npos; });
+  if (!given_up) return;
+  for (const Step step : StepsIn(text)) told_.insert({step, job_->attempt()});
+}
+
+std::set<uint64_t> Fates::InodesAt(SimHost* host) const {
+  std::set<uint64_t> inodes;
+  Dir& dir = host->outside();
+  const auto add = [&](const std::string& path) {
+    if (const auto stat = dir.Stat(path); stat.ok()) inodes.insert(stat->inode);
+  };
+  const auto names = [&](std::string_view path) {
+    auto entries = dir.List(path);
+    return entries.ok() ? std::move(*entries) : std::vector<DirEntry>();
+  };
+  for (const DirEntry& entry : names("client")) add(JoinPath("client", entry.name));
+  for (const std::string_view part : {kStagedDir, kShardsDir}) {
+    for (const DirEntry& entry : names(JoinPath("store", part))) {
+      add(JoinPath(JoinPath(JoinPath("store", part), entry.name), kShardDataName));
+    }
+  }
+  return inodes;
+}
+
+// Its node is part of the run of a later start: the decision has passed it over.
+bool Fates::IsRestoredPast(const Save& save) const {
+  NodeHost* node = hosts_[save.host]->node();
+  const auto run = run_of_.find(save.id.attempt);
+  if (node == nullptr || run == run_of_.end()) return false;
+  const NodeStatus status = node->status();
+  return status.phase == "running" && status.run.sequence > run->second;
+}
+
+std::string Fates::FateOf(const Save& save) const {
+  if (hosts_[save.host]->lost_at() >= save.since) return "lost with their machines";
+  if (ledger_->IsPast(save.job, save.id)) return "committed or overtaken";
+  if (ledger_->DamagedSince(save.host, save.since)) return "lost by damage";
+  const auto told = told_.lower_bound({save.id.step, save.id.attempt});
+  if (told != told_.end() && told->first == save.id.step) return "given up, as was told";
+  const auto gave_way = gave_way_.find(save.host);
+  if (gave_way != gave_way_.end() && gave_way->second >= save.since) return "given up, as was told";
+  if (IsRestoredPast(save)) return "passed over by a restore";
+  return "";
+}
+
+void Fates::Look(Duration gone_max) {
+  if (world_->failed()) return;
+  if (!job_->training()) started_at_ = world_->now();
+  std::map<size_t, std::set<uint64_t>> inodes;
+  std::erase_if(saves_, [&](Save& save) {
+    const auto [at, added] = inodes.try_emplace(save.host);
+    if (added) at->second = InodesAt(hosts_[save.host].get());
+    if (at->second.contains(save.inode) && hosts_[save.host]->lost_at() < save.since) return false;
+    const std::string fate = FateOf(save);
+    if (!fate.empty()) {
+      world_->Count("saves " + fate);
+      return true;
+    }
+    if (!save.gone) save.gone = world_->now();
+    if (world_->now() - std::max(*save.gone, started_at_) < gone_max) return false;
+    world_->Fail(Checker::kSaveVanished,
+                 fmt::format("n{}: the finished save {} of {} is gone, and nobody says why",
+                             save.host, save.id.ToString(), save.job));
+    return true;
+  });
+}
+
+void Fates::CheckAll() { Look(Duration{}); }
+
+}  // namespace tierkeep::sim
