@@ -542,13 +542,15 @@ Status NodeHost::Do(const NodeAction::DeleteShards& action) {
                             s.error().ToString());
       }
     }
+    NodeEvent::Deleted deleted{action.task};
     for (const std::string& name : action.staged) {
       if (const Status s = parts_.store->DeleteStaged(name); !s.ok()) {
         parts_.logger.Error("staged save {} could not be deleted: {}", name, s.error().ToString());
+        deleted.staged_left.push_back(name);
       }
     }
     EndTask(action.task);
-    Post(NodeEvent::Deleted{action.task});
+    Post(std::move(deleted));
   });
   return OkStatus();
 }

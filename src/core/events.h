@@ -108,6 +108,7 @@ struct NodeEvent {
   };
   struct Deleted {
     TaskId task = 0;
+    std::vector<std::string> staged_left{};  // what was taken and not hashed, and would not go
   };
   struct Compared {
     TaskId task = 0;

@@ -195,4 +195,26 @@ void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
   TellMetas();
 }
 
+void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
+  deleting_.erase(e.task);
+  deleting_staged_.erase(e.task);
+  if (!e.staged_left.empty()) {
+    delete_later_.insert(delete_later_.end(), e.staged_left.begin(), e.staged_left.end());
+    Arm(kPersistTimer, options_.timings.holder_poll);
+  }
+  if (e.task == release_task_) {
+    release_task_ = 0;
+    if (Released()) {
+      state_.set_links_placed(true);
+      Persist();
+    }
+  }
+  if (undo_ && undo_->task == e.task) undo_.reset();
+  if (auto forget = forgets_.extract(e.task)) Do(std::move(forget.mapped()));
+  AdoptAgain(e.task);
+  if (e.task == given_way_) RestoreWithMoreRoom();
+  RetryPulls();
+  LookAtRoomForSaves();
+}
+
 }  // namespace tierkeep

@@ -291,9 +291,17 @@ TEST_F(NodeLeftovers, ARefusedSaveGoesThoughItsBatchFailed) {
   Step(NodeEvent::BatchFailed{"PersistState", kFull, {deletions_.front().task}});
   EXPECT_TRUE(deletions_.empty());
   constexpr TimerId kPersistTimer = 7;
+  for (const bool again : {true, false}) {
+    Step(NodeEvent::TimerFired{kPersistTimer});
+    ASSERT_EQ(deletions_.size(), 1U);
+    EXPECT_EQ(deletions_.front().staged, std::vector<std::string>{name});
+    // It would not go: once more.
+    const TaskId task = deletions_.front().task;
+    Step(NodeEvent::Deleted{task,
+                            again ? std::vector<std::string>{name} : std::vector<std::string>{}});
+  }
   Step(NodeEvent::TimerFired{kPersistTimer});
-  ASSERT_EQ(deletions_.size(), 1U);
-  EXPECT_EQ(deletions_.front().staged, std::vector<std::string>{name});
+  EXPECT_TRUE(deletions_.empty());
 }
 
 }  // namespace

@@ -556,24 +556,6 @@ void NodeMachine::Impl::DeleteAll(std::vector<Blake3> digests, std::vector<std::
   Do(NodeAction::DeleteShards{task, std::move(digests), std::move(staged)});
 }
 
-void NodeMachine::Impl::Handle(const NodeEvent::Deleted& e) {
-  deleting_.erase(e.task);
-  deleting_staged_.erase(e.task);
-  if (e.task == release_task_) {
-    release_task_ = 0;
-    if (Released()) {
-      state_.set_links_placed(true);
-      Persist();
-    }
-  }
-  if (undo_ && undo_->task == e.task) undo_.reset();
-  if (auto forget = forgets_.extract(e.task)) Do(std::move(forget.mapped()));
-  AdoptAgain(e.task);
-  if (e.task == given_way_) RestoreWithMoreRoom();
-  RetryPulls();
-  LookAtRoomForSaves();
-}
-
 // Metas follow the shards that are here.
 void NodeMachine::Impl::TellMetas() {
   std::vector<WorkerName> keep;
