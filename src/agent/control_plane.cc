@@ -84,7 +84,7 @@ void ControlPlane::NoteClock(const control::Envelope& message) {
 }
 
 void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame) {
-  auto message = DecodeEnvelope(frame);
+  auto message = DecodeSharedEnvelope(frame);
   if (!message.ok()) {
     constexpr Duration kPause = 1s;  // strangers must not fill the log
     const Instant now = clock_->Now();
@@ -97,17 +97,17 @@ void ControlPlane::HandleFrame(ConnectionId connection, const std::string& frame
     network_->Close(connection);
     return;
   }
-  NoteClock(*message);
+  NoteClock(**message);
   if (coordinator_ == connection) {
     sink_(NodeEvent::Received{std::move(*message)});
     return;
   }
   const auto it = accepted_.find(connection);
   if (it == accepted_.end()) return;  // a connection we gave up before
-  if (it->second.empty()) it->second = message->job();
-  const std::string job = message->job();
+  if (it->second.empty()) it->second = (*message)->job();
+  const std::string job = (*message)->job();
   if (job != it->second || !hosts_.contains(job)) {
-    if (options_.fixed_address && message->has_join() && !hosts_.empty()) {
+    if (options_.fixed_address && (*message)->has_join() && !hosts_.empty()) {
       const std::string ours = own_job_;
       ToCoordinator(ours, CoordinatorEvent::Received{connection, *message});
     }
@@ -229,7 +229,7 @@ void ControlPlane::Send(control::Envelope message) {
     return;
   }
   // Through the same encoding as a remote member's: texts are cleaned and all is checked alike.
-  auto decoded = DecodeEnvelope(*bytes);
+  auto decoded = DecodeSharedEnvelope(*bytes);
   TK_CHECK_MSG(decoded.ok(), "what EncodeEnvelope wrote reads back");
   ToCoordinator(local_job_, CoordinatorEvent::Received{kLocalConnection, std::move(*decoded)});
 }

@@ -193,7 +193,7 @@ void NodeHost::Observe(const NodeEvent::Any& event) {
       framework_ = FrameworkName(c.world.framework);
     }
   } else if (const auto* received = std::get_if<NodeEvent::Received>(&event)) {
-    if (received->message.has_restore() && times_.yaml_seen) {
+    if (received->message->has_restore() && times_.yaml_seen) {
       times_.to_decision = now - *times_.yaml_seen;
     }
   } else if (const auto* pulled = std::get_if<NodeEvent::Pulled>(&event)) {

@@ -179,7 +179,7 @@ void CoordinatorMachine::Impl::StandDown(const std::string& reason) {
 // ---- messages --------------------------------------------------------------------------------
 
 void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::Received& e) {
-  const control::Envelope& message = e.message;
+  const control::Envelope& message = *e.message;
   if (message.job() != job()) {
     ++dropped_messages_;
     if (message.has_join()) RefuseOtherJob(e.from, message);

@@ -192,7 +192,7 @@ void CoordinatorLoad::Run(const std::function<bool()>& done) {
       ++round_.messages_in;
       round_.bytes_in += message.bytes.size();
       const uint64_t begin = Now();
-      auto decoded = DecodeEnvelope(message.bytes);
+      auto decoded = DecodeSharedEnvelope(message.bytes);
       round_.busy_ns += Now() - begin;
       TK_CHECK(decoded.ok());
       Feed(CoordinatorEvent::Received{message.from, std::move(*decoded)});

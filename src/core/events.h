@@ -20,6 +20,7 @@
 #include "core/memory_budget.h"
 #include "format/generation_record.h"
 #include "format/manifest.h"
+#include "format/messages.h"
 #include "format/ocdbt_logical.h"
 #include "format/replicator_config.h"
 #include "format/volume_names.h"
@@ -80,7 +81,7 @@ struct NodeEvent {
     Error error;
   };  // also when connecting failed
   struct Received {
-    control::Envelope message;
+    SharedEnvelope message;
   };
   struct Staged {
     TaskId task = 0;
@@ -292,7 +293,7 @@ struct CoordinatorEvent {
   };  // kAborted: somebody else wrote; read again
   struct Received {
     ConnectionId from = 0;
-    control::Envelope message;
+    SharedEnvelope message;
   };
   struct Disconnected {
     ConnectionId from = 0;

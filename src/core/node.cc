@@ -88,15 +88,15 @@ bool NodeMachine::Impl::HoldsVerified(const Blake3& digest) const {
 void NodeMachine::Impl::Handle(const NodeEvent::Received& e) {
   // Of two epochs that come over one link the older one's word is of the past, also where this node
   // has lost what it knew.
-  const bool older = e.message.epoch() != 0 && e.message.epoch() < link_epoch_;
-  if (link_ != Link::kUp || !Accepts(e.message) || (older && !TK_MUTATION(kAcceptOlderEpoch))) {
+  const bool older = e.message->epoch() != 0 && e.message->epoch() < link_epoch_;
+  if (link_ != Link::kUp || !Accepts(*e.message) || (older && !TK_MUTATION(kAcceptOlderEpoch))) {
     ++dropped_messages_;
     return;
   }
-  link_epoch_ = std::max<Epoch>(link_epoch_, e.message.epoch());
+  link_epoch_ = std::max<Epoch>(link_epoch_, e.message->epoch());
   heard_ = now_;
   if (!link_local_) Arm(kSilentTimer, options_.timings.silent_after);
-  HandleMessage(e.message);
+  HandleMessage(*e.message);
 }
 
 // Epochs fence: what an older coordinator still says of a run is not for us any more. A newer epoch

@@ -23,6 +23,8 @@ constexpr int64_t kUnknownCost = 48;
 constexpr int64_t kNumberCost = 16;
 constexpr int64_t kCostPerByte = 12;
 constexpr int64_t kCostFree = 1 << 20;
+// An object takes two bytes at least.
+static_assert(kAlwaysFitsBytes * kMessageCost / 2 <= kCostFree);
 
 // https://protobuf.dev/programming-guides/encoding/#structure
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kLength = 2, kFixed32 = 5 };

@@ -15,6 +15,9 @@ namespace tierkeep {
 // for gigabytes. Walks the encoding without storing anything and fails (kInvalidArgument) when the
 // objects it describes would need more than 12 bytes of memory a byte plus 1 MiB, well above what
 // any real message needs, or when it is no protobuf encoding or nests deeper than 16 messages.
+// The parser judges the encoding itself; a message of at most `kAlwaysFitsBytes` of a type that
+// doesn't contain itself is within every limit, whatever it says, and needn't be walked.
+constexpr size_t kAlwaysFitsBytes = 8192;
 Status CheckMessageBudget(const google::protobuf::Descriptor& type, std::string_view bytes);
 
 }  // namespace tierkeep

@@ -1,7 +1,12 @@
 #include "format/messages.h"
 
 #include <fmt/format.h>
+#include <google/protobuf/arena.h>
 #include <google/protobuf/stubs/logging.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "base/log.h"
 #include "format/message_budget.h"
@@ -65,6 +70,37 @@ void CleanTexts(control::Envelope* e) {
       return;
   }
 }
+
+Status DecodeInto(std::string_view bytes, control::Envelope* envelope) {
+  if (bytes.size() > kFrameBytesMax) {
+    return Error(Code::kInvalidArgument,
+                 fmt::format("message of {} bytes is over the limit", bytes.size()));
+  }
+  if (bytes.size() > kAlwaysFitsBytes) {
+    TK_RETURN_IF_ERROR(CheckMessageBudget(*control::Envelope::descriptor(), bytes));
+  }
+  // The library would print a line of its own for each text that isn't UTF-8.
+  const google::protobuf::LogSilencer silencer;
+  if (!envelope->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return Error(Code::kInvalidArgument, "message: it is no encoding of one");
+  }
+  return CheckEnvelope(*envelope);
+}
+
+// Its parts are freed together with it: a message has hundreds of them.
+struct EnvelopeInArena {
+  explicit EnvelopeInArena(size_t encoded_bytes) : arena(OptionsFor(encoded_bytes)) {}
+
+  static google::protobuf::ArenaOptions OptionsFor(size_t encoded_bytes) {
+    google::protobuf::ArenaOptions options;
+    options.start_block_size = std::clamp<size_t>(encoded_bytes * 4, 1024, options.max_block_size);
+    return options;
+  }
+
+  google::protobuf::Arena arena;
+  control::Envelope* const envelope =
+      google::protobuf::Arena::CreateMessage<control::Envelope>(&arena);
+};
 
 template <typename Message>
 Result<std::string> EncodeChecked(RecordKind kind, const Message& message, const Status& checked) {
@@ -226,19 +262,16 @@ Result<std::string> EncodeEnvelope(control::Envelope envelope) {
 }
 
 Result<control::Envelope> DecodeEnvelope(std::string_view bytes) {
-  if (bytes.size() > kFrameBytesMax) {
-    return Error(Code::kInvalidArgument,
-                 fmt::format("message of {} bytes is over the limit", bytes.size()));
-  }
-  TK_RETURN_IF_ERROR(CheckMessageBudget(*control::Envelope::descriptor(), bytes));
-  // The library would print a line of its own for each text that isn't UTF-8.
-  const google::protobuf::LogSilencer silencer;
   control::Envelope envelope;
-  if (!envelope.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-    return Error(Code::kInvalidArgument, "message: it is no encoding of one");
-  }
-  TK_RETURN_IF_ERROR(CheckEnvelope(envelope));
+  TK_RETURN_IF_ERROR(DecodeInto(bytes, &envelope));
   return envelope;
+}
+
+Result<SharedEnvelope> DecodeSharedEnvelope(std::string_view bytes) {
+  auto decoded = std::make_shared<EnvelopeInArena>(bytes.size());
+  TK_RETURN_IF_ERROR(DecodeInto(bytes, decoded->envelope));
+  const control::Envelope* const envelope = decoded->envelope;
+  return SharedEnvelope(std::shared_ptr<const control::Envelope>(std::move(decoded), envelope));
 }
 
 Result<std::string> EncodeGenerationRecord(const control::GenerationRecord& record) {

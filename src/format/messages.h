@@ -8,8 +8,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/check.h"
 #include "base/digest.h"
@@ -78,6 +80,24 @@ Result<std::string> EncodeEnvelope(control::Envelope envelope);
 // kInvalidArgument for anything that isn't a whole, checked message; kUnimplemented for one of a
 // kind that this version doesn't know. Never allocates more than a small multiple of `bytes`.
 Result<control::Envelope> DecodeEnvelope(std::string_view bytes);
+
+// A message that nobody changes any more; copies share it. Made of a plain one, or where what was
+// decoded lies in one piece of memory. Never empty, but after it was moved from.
+class SharedEnvelope {
+ public:
+  SharedEnvelope(control::Envelope message)  // NOLINT(google-explicit-constructor)
+      : message_(std::make_shared<const control::Envelope>(std::move(message))) {}
+  explicit SharedEnvelope(std::shared_ptr<const control::Envelope> message)
+      : message_(std::move(message)) {}
+
+  const control::Envelope& operator*() const { return *message_; }
+  const control::Envelope* operator->() const { return message_.get(); }
+
+ private:
+  std::shared_ptr<const control::Envelope> message_;
+};
+// As DecodeEnvelope, faster: an arena holds all of the message's parts.
+Result<SharedEnvelope> DecodeSharedEnvelope(std::string_view bytes);
 
 // ---- durable records: payload and frame (format/record.h) together ---------------------------
 // Encode: kInvalidArgument when a rule is broken. Decode: kDataLoss for all that isn't one whole,

@@ -228,9 +228,14 @@ Errno FsTree::Write(FsNode* node, uint64_t offset, ByteSpan bytes) {
     if (const Errno error = ChargePages(node, offset, offset + part); error != 0) return error;
     if (node->data->size() < offset + part) {
       GrowBuffer(node, offset + bytes.size());
-      node->data->resize(offset + part);
+      // Not first zeroed, then overwritten.
+      node->data->resize(std::min<uint64_t>(node->data->size(), offset));
+      node->data->resize(offset);
+      node->data->insert(node->data->end(), bytes.begin(),
+                         bytes.begin() + static_cast<ptrdiff_t>(part));
+    } else {
+      std::memcpy(node->data->data() + offset, bytes.data(), part);
     }
-    std::memcpy(node->data->data() + offset, bytes.data(), part);
     offset += part;
     bytes = bytes.subspan(part);
   }

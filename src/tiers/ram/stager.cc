@@ -247,7 +247,7 @@ class Staging : public StageJob {
     }
     TK_ASSIGN_OR_RETURN(const auto to, root_.CreateFile(copy, 0600));
     TK_RETURN_IF_ERROR(to->Resize(stat.bytes));
-    std::vector<std::byte> buffer(kHashBufferBytes);
+    std::vector<std::byte> buffer(std::min<uint64_t>(kHashBufferBytes, stat.bytes));
     for (uint64_t at = 0; at < stat.bytes;) {
       TK_RETURN_IF_ERROR(CheckCancelled(cancelled_.get()));
       const auto piece = MutableByteSpan(buffer).first(
