@@ -2,7 +2,8 @@
 // state that its job is in.
 //
 // Counted are copies: what stands in the store, is on its way there or is being deleted, and what
-// the job writes, finished or not. Everything else on the mount must be small. In the quiet
+// the job writes, finished or not. Everything else on the mount must be small. What is over for ten
+// seconds fails. In the quiet
 // stretches of a schedule the table holds to the last copy; while faults are put in, the bound
 // follows from what was saved, by how many starts of the job, since the host's last commit.
 //
@@ -50,7 +51,8 @@ class Budget {
   struct Held {
     size_t in_store = 0;  // of this job
     size_t in_volume = 0;
-    size_t other = 0;  // of other jobs, or unreadable
+    size_t other = 0;        // of other jobs, or unreadable
+    size_t undeletable = 0;  // for file errors
     uint64_t bytes = 0;
     size_t ours() const { return in_store + in_volume; }
     std::string ToString() const;
@@ -61,6 +63,7 @@ class Budget {
     uint32_t attempt_of_commit = 0;                  // that was under way then, at the latest
     uint32_t attempt = 0;                            // at the last look
     std::deque<std::pair<Instant, size_t>> allowed;  // of the last seconds
+    Instant kept_at{};                               // the last look that found no more than that
   };
 
   Held HeldAt(SimHost* host);
