@@ -18,6 +18,7 @@ constexpr Duration kGoneMax = 100s;
 constexpr std::string_view kGivenUp[] = {"is dropped", "can't be", "removed", "gives way"};
 // What stands before its step.
 constexpr std::string_view kBeforeStep[] = {"step ", "-s", "the save "};
+constexpr std::string_view kStaged = "store/staged/";
 // Nobody knows any more which steps they were.
 constexpr std::string_view kGaveWay = "that the job doesn't go on from, give way";
 
@@ -62,6 +63,30 @@ void Fates::OnReleased() {
   if (node != nullptr) run_of_[job_->attempt()] = node->status().run.sequence;
 }
 
+void Fates::OnMove(size_t host, const FsOp& op) {
+  NoteRun(host);
+  const std::string to = JoinPath(op.base, op.to);
+  if (!to.starts_with(kStaged) || !to.ends_with(kShardDataName)) return;
+  const auto stat = hosts_[host]->outside().Stat(op.Path());
+  const auto unit = ParseStagedName(to.substr(kStaged.size(), to.rfind('/') - kStaged.size()));
+  if (!stat.ok() || !unit) return;
+  for (Save& save : saves_) {
+    if (save.host == host && save.inode == stat->inode) save.run = unit->save.run.sequence;
+  }
+}
+
+void Fates::NoteRun(size_t host) {
+  NodeHost* node = hosts_[host]->node();
+  if (node == nullptr) return;
+  const control::NodeState& state = node->machine().state();
+  const uint64_t run = state.run().sequence();
+  if (!state.released() || std::exchange(noted_[host], run) == run) return;
+  const NodeStatus status = node->status();
+  if (!status.config) return;
+  uint64_t& newest = released_in_[{host, status.config->job}];
+  newest = std::max(newest, run);
+}
+
 void Fates::OnLog(size_t host, std::string_view text) {
   if (text.find(kGaveWay) != text.npos) gave_way_[host] = world_->now();
   const bool given_up = std::any_of(std::begin(kGivenUp), std::end(kGivenUp),
@@ -89,13 +114,14 @@ std::set<uint64_t> Fates::InodesAt(SimHost* host) const {
   return inodes;
 }
 
-// Its node is part of the run of a later start: the decision has passed it over.
+// Its node was released in a later run of the job: the decision has passed it over. However short
+// that run was; of another job's nothing follows, whose sequences are of another order.
 bool Fates::IsRestoredPast(const Save& save) const {
-  NodeHost* node = hosts_[save.host]->node();
+  const auto released = released_in_.find({save.host, save.job});
+  if (released == released_in_.end()) return false;
+  if (save.run) return released->second > *save.run;
   const auto run = run_of_.find(save.id.attempt);
-  if (node == nullptr || run == run_of_.end()) return false;
-  const NodeStatus status = node->status();
-  return status.phase == "running" && status.run.sequence > run->second;
+  return run != run_of_.end() && released->second > run->second;
 }
 
 std::string Fates::FateOf(const Save& save) const {

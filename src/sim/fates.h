@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "sim/ledger.h"
+#include "sim/sim_fs.h"
 #include "sim/sim_host.h"
 #include "sim/sim_job.h"
 #include "sim/world.h"
@@ -38,6 +39,8 @@ class Fates {
   void OnRemoved(size_t host, const std::string& name);
   // All ranks go on.
   void OnReleased();
+  // A rename that an agent is about to make.
+  void OnMove(size_t host, const FsOp& op);
   void OnLog(size_t host, std::string_view text);
   // Nothing of what is gone by now may be without an explanation.
   void CheckAll();
@@ -50,8 +53,10 @@ class Fates {
     SaveId id;
     std::string job;
     Instant since;                     // when it was finished
+    std::optional<uint64_t> run = {};  // the sequence of the run that took it
     std::optional<Instant> gone = {};  // when that was noticed
   };
+  void NoteRun(size_t host);
   void Look(Duration gone_max);
   std::set<uint64_t> InodesAt(SimHost* host) const;
   // "" when it is not known.
@@ -63,7 +68,10 @@ class Fates {
   const SimJob* const job_;
   Ledger* const ledger_;
   std::vector<Save> saves_;
-  std::map<uint32_t, uint64_t> run_of_;       // sequence of an attempt's run
+  std::map<size_t, uint64_t> noted_;     // by host: the run that was looked at last
+  std::map<uint32_t, uint64_t> run_of_;  // sequence of an attempt's run
+  // By host and job: the sequence of the newest run that its node was released in.
+  std::map<std::pair<size_t, std::string>, uint64_t> released_in_;
   std::set<std::pair<Step, uint32_t>> told_;  // step, attempt that was under way
   std::map<size_t, Instant> gave_way_;        // by host: unnamed saves did
   Instant started_at_{};                      // when the job was last seen not to train

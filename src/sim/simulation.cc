@@ -128,6 +128,7 @@ void Simulation::MakeHosts() {
   };
   host_parts_.on_move = [this](size_t host, const FsOp& op) {
     moments_->OnMove(hosts_[host].get(), op);
+    fates_->OnMove(host, op);
   };
   host_parts_.on_opened = [this](size_t host, Store& store) {
     moments_->OnOpened(hosts_[host].get(), store);
