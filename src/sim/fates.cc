@@ -21,6 +21,9 @@ constexpr std::string_view kBeforeStep[] = {"step ", "-s", "the save "};
 constexpr std::string_view kStaged = "store/staged/";
 // Nobody knows any more which steps they were.
 constexpr std::string_view kGaveWay = "that the job doesn't go on from, give way";
+// Whose they were is all that is said, and all of that job's may have gone.
+constexpr std::string_view kThatJob = "that job ";
+constexpr std::string_view kLeftGaveWay = " left give way";
 
 std::set<Step> StepsIn(std::string_view text) {
   std::set<Step> steps;
@@ -89,6 +92,11 @@ void Fates::NoteRun(size_t host) {
 
 void Fates::OnLog(size_t host, std::string_view text) {
   if (text.find(kGaveWay) != text.npos) gave_way_[host] = world_->now();
+  if (const size_t end = text.find(kLeftGaveWay), job = text.find(kThatJob);
+      end != text.npos && job < end) {
+    const size_t begin = job + kThatJob.size();
+    others_gave_way_[{host, std::string(text.substr(begin, end - begin))}] = world_->now();
+  }
   const bool given_up = std::any_of(std::begin(kGivenUp), std::end(kGivenUp),
                                     [&](auto part) { return text.find(part) != text.npos; });
   if (!given_up) return;
@@ -132,6 +140,10 @@ std::string Fates::FateOf(const Save& save) const {
   if (told != told_.end() && told->first == save.id.step) return "given up, as was told";
   const auto gave_way = gave_way_.find(save.host);
   if (gave_way != gave_way_.end() && gave_way->second >= save.since) return "given up, as was told";
+  const auto others = others_gave_way_.find({save.host, save.job});
+  if (others != others_gave_way_.end() && others->second >= save.since) {
+    return "given up, as was told";
+  }
   if (IsRestoredPast(save)) return "passed over by a restore";
   return "";
 }

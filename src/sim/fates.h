@@ -73,8 +73,10 @@ class Fates {
   // By host and job: the sequence of the newest run that its node was released in.
   std::map<std::pair<size_t, std::string>, uint64_t> released_in_;
   std::set<std::pair<Step, uint32_t>> told_;  // step, attempt that was under way
-  std::map<size_t, Instant> gave_way_;        // by host: unnamed saves did
-  Instant started_at_{};                      // when the job was last seen not to train
+  // By host and job: what that job left there did, for another one.
+  std::map<std::pair<size_t, std::string>, Instant> others_gave_way_;
+  std::map<size_t, Instant> gave_way_;  // by host: unnamed saves did
+  Instant started_at_{};                // when the job was last seen not to train
 };
 
 }  // namespace tierkeep::sim
