@@ -27,6 +27,7 @@ constexpr Duration kLookEvery = 200ms;
 // Records, ids, links, texts for the client: a page each; store/spare and store/reserve (64 KiB
 // each).
 constexpr uint64_t kSmallFilesBytes = 56 * 4096;
+constexpr uint32_t kTightTenths = 22;
 constexpr uint64_t kExactMountDraw = 0x6d6f756e74;
 constexpr uint64_t kLargeFileMin = 256 << 10;
 constexpr uint64_t kAmpleBytes = uint64_t{1} << 40;
@@ -267,17 +268,38 @@ void Simulation::Converge() {
     world_.Count("jobs started again since nothing was committed");
     job_->StartLater(1ms);
   }
-  if (!RestartUntilCommitted(kConvergeMax)) return;
-  budget_->Begin(Budget::Stretch::kMended);
-  job_->set_saving(false);
-  // What some node skipped, since a client overwrote it with the same step again, goes with this.
-  if (!RunFor(kLastSaveAfter)) return;
-  ledger_->CheckUncommitted(kUncommittedMax);
-  job_->SaveNow(/*new_step=*/true);
-  if (!RunFor(kSettle) || !RunUntilCommitted(1, kConvergeMax)) return;
+  // docs/memory.md, "two saves waiting" in 2.2: no write. Where each node skipped a save that the
+  // other has, neither finds room for the next; a job whose save fails ends, and starts again.
+  if (!SaveLast()) return;
+  if (mount_tenths_ == kTightTenths && last_save_failed_ && !ledger_->NotInPlace().empty()) {
+    world_.Count("jobs started again since their last save had no room");
+    budget_->Begin(Budget::Stretch::kDisturbed);
+    job_->set_saving(true);
+    if (!SaveLast()) return;
+  }
   ledger_->CheckAllInPlace();
   fates_->CheckAll();
   if (!world_.failed()) RebuildOne();
+}
+
+uint64_t Simulation::SavesFailed() const {
+  const auto failed = world_.counts().find("saves that failed");
+  return failed == world_.counts().end() ? 0 : failed->second;
+}
+
+// A commit of one more start, and then of one more save.
+bool Simulation::SaveLast() {
+  if (!RestartUntilCommitted(kConvergeMax)) return false;
+  budget_->Begin(Budget::Stretch::kMended);
+  job_->set_saving(false);
+  // What some node skipped, since a client overwrote it with the same step again, goes with this.
+  if (!RunFor(kLastSaveAfter)) return false;
+  ledger_->CheckUncommitted(kUncommittedMax);
+  const uint64_t failed = SavesFailed();
+  job_->SaveNow(/*new_step=*/true);
+  const bool committed = RunFor(kSettle) && RunUntilCommitted(1, kConvergeMax);
+  last_save_failed_ = SavesFailed() > failed;
+  return committed;
 }
 
 // A machine is lost while nothing is saved any more: what the job is restored from must get all of

@@ -93,6 +93,8 @@ class Simulation {
   void MakeHosts();
   void OnLog(size_t host, Severity severity, std::string_view text);
   void Converge();
+  bool SaveLast();
+  uint64_t SavesFailed() const;
   void RebuildOne();
   void RestartInPlace(const char* when);
   bool TryUntilCommitted(uint32_t saves, Duration limit);
@@ -106,6 +108,7 @@ class Simulation {
   size_t spares_ = 0;
   uint32_t mount_tenths_ = 0;  // size of the mounts in tenths of a checkpoint; 0: ample
   bool ranks_move_ = true;
+  bool last_save_failed_ = false;  // at some rank
   // Who gives up a newer generation whose nodes are away; else the agents do by themselves.
   bool people_decide_ = false;
   JobRhythm rhythm_;
