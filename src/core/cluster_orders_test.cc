@@ -86,9 +86,37 @@ TEST(RestoreOrder, TheSameOrderGivenByAnEarlierClockIsObeyed) {
     ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
     EXPECT_FALSE(cluster.client(0).step.has_value()) << LogOf(cluster);
     for (size_t i = 0; i < 2; ++i) EXPECT_EQ(cluster.status(i).orders.size(), 0) << i;
+    cluster.SaveAll(10);
+    ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(10));
   }
   ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
   EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
+}
+
+// A run that began without a checkpoint ends before it has saved anything: what it was asked not to
+// go on from is still the newest that there is.
+TEST(RestoreOrder, WhatWasSkippedForNothingDoesNotComeBack) {
+  TestCluster cluster({.hosts = 2});
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  cluster.GiveOrder(0, SkipStep(10));
+  cluster.Run(1s);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
+    EXPECT_FALSE(cluster.client(0).step.has_value()) << LogOf(cluster);
+    for (size_t host = 0; host < 2; ++host) {
+      EXPECT_EQ(cluster.status(host).orders.size(), 0) << host;
+      // Nor after a restart of the agents.
+      cluster.KillAgent(host);
+      cluster.StartAgent(host);
+    }
+  }
+  // What is saved from here on wasn't meant.
+  ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
+  cluster.SaveAll(10);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(10));
+  ASSERT_NO_FATAL_FAILURE(Restart(&cluster));
+  EXPECT_EQ(cluster.client(0).step, 10U) << LogOf(cluster);
+  EXPECT_EQ(cluster.client(1).step, 10U);
 }
 
 TEST(RestoreOrder, SkippedSaveIsNamedByRunAndNumber) {

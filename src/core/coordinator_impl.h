@@ -229,6 +229,8 @@ class CoordinatorMachine::Impl {
   void TakeOrders(const control::Join& join);
   void SpreadOrders(const RestoreOrders& orders, const std::string& from);
   RestoreOrders OpenOrders() const;
+  RestoreOrders SkippedBefore() const;
+  RestoreOrders SkippedFrom(const RestoreAnswer& answer) const;
   std::map<SaveKey, uint32_t> Restores() const;
   std::optional<control::GenerationMark> OpenMark() const;
   Absent AbsentNodes() const;

@@ -87,6 +87,40 @@ RestoreOrders CoordinatorMachine::Impl::OpenOrders() const {
   return open;
 }
 
+// What the runs that peers were released in were asked to skip. The orders are done; what they
+// named may still be there, until a commit.
+RestoreOrders CoordinatorMachine::Impl::SkippedBefore() const {
+  RestoreOrders skipped;
+  ForEachPeer([&](const Peer& peer) {
+    RestoreOrders of_job;
+    for (const auto& order : peer.join.last_restored().skipped()) {
+      if (order.job() == job()) *of_job.Add() = order;
+    }
+    AddOrders(&skipped, of_job);
+  });
+  return skipped;
+}
+
+// What is to stay skipped once the job was released from `answer`. A run that has nothing to go on
+// from has no save 0 that would be newer than what was skipped, and a generation may be lost.
+RestoreOrders CoordinatorMachine::Impl::SkippedFrom(const RestoreAnswer& answer) const {
+  RestoreOrders skipped;
+  for (auto& order : OpenOrders()) {
+    if (!order.has_skip_step() && !order.has_skip()) continue;
+    order.set_after(run_.sequence);
+    *skipped.Add() = std::move(order);
+  }
+  // Of a later run than the one that was asked: it has served.
+  const bool none = answer.kind != RestoreAnswer::Kind::kGeneration;
+  const uint64_t from = answer.generation.save().run().sequence();
+  RestoreOrders before;
+  for (auto& order : SkippedBefore()) {
+    if (none || from < order.after()) *before.Add() = std::move(order);
+  }
+  AddOrders(&skipped, before);
+  return skipped;
+}
+
 // ---- a generation that is restored again and again -------------------------------------------
 
 std::map<SaveKey, uint32_t> CoordinatorMachine::Impl::Restores() const {

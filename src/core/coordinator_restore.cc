@@ -66,6 +66,7 @@ RestoreQuestion CoordinatorMachine::Impl::Question() const {
   };
   ForEachPeer(add);
   question.orders = OpenOrders();
+  question.skipped = SkippedBefore();
   question.restores = Restores();
   question.restores_max = options_.restore.restores_max;
   question.recorded = OpenMark();
@@ -158,6 +159,7 @@ void CoordinatorMachine::Impl::Decide() {
   choice.set_decision(++decision_);
   choice.set_reason(answer.reason);
   *choice.mutable_orders() = orders_;
+  *choice.mutable_skipped() = SkippedFrom(answer);
   if (answer.kind == RestoreAnswer::Kind::kGeneration) {
     TK_PROBE_IF(kOlderGeneration, answer.better_may_exist);
     *choice.mutable_generation() = answer.generation;

@@ -110,11 +110,15 @@ class Chooser {
   }
   bool IsSkipped(const RunId& run, uint64_t save_number, tierkeep::Step step) const {
     if (TK_MUTATION(kIgnoreSkip)) return false;
-    return std::any_of(question_.orders.begin(), question_.orders.end(),
+    const auto names_it = [&](const control::RestoreOrder& order) {
+      if (order.has_skip_step()) return order.skip_step() == step;
+      return order.has_skip() && order.skip().save_number() == save_number &&
+             order.skip().run() == run.ToString();
+    };
+    return std::any_of(question_.orders.begin(), question_.orders.end(), names_it) ||
+           std::any_of(question_.skipped.begin(), question_.skipped.end(),
                        [&](const control::RestoreOrder& order) {
-                         if (order.has_skip_step()) return order.skip_step() == step;
-                         return order.has_skip() && order.skip().save_number() == save_number &&
-                                order.skip().run() == run.ToString();
+                         return run.sequence < order.after() && names_it(order);
                        });
   }
 

@@ -41,6 +41,8 @@ struct RestoreQuestion {
   std::vector<Branch> branches = {};
   const SourceFailures* failures = nullptr;
   RestoreOrders orders = {};  // of this job
+  // What released runs were asked to skip: no save of a run below `after` is chosen that it names.
+  RestoreOrders skipped = {};
   // How often jobs were released from a save without a later commit. One at `restores_max` (0: no
   // limit) is passed over while there is another.
   std::map<SaveKey, uint32_t> restores = {};

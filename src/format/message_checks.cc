@@ -231,11 +231,11 @@ Status CheckChoice(const control::RestoreChoice& choice, const std::string& job)
   TK_RETURN_IF_ERROR(CheckNumber(choice.decision(), "choice.decision"));
   TK_RETURN_IF_ERROR(CheckText(choice.reason(), "choice.reason"));
   TK_RETURN_IF_ERROR(CheckText(choice.suspect(), "choice.suspect"));
-  TK_RETURN_IF_ERROR(CheckRestoreOrders(choice.orders(), choice.none() ? std::string() : job));
-  if (choice.none()) {
-    if (choice.has_generation()) return Bad("choice is none and names a generation");
-    return OkStatus();
+  for (const auto* orders : {&choice.orders(), &choice.skipped()}) {
+    TK_RETURN_IF_ERROR(CheckRestoreOrders(*orders, choice.none() ? std::string() : job));
   }
+  if (choice.none() && choice.has_generation()) return Bad("choice is none and names a generation");
+  if (choice.none()) return OkStatus();
   return CheckGeneration(choice.generation(), job, Shards::kComplete);
 }
 
