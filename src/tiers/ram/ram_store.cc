@@ -221,17 +221,27 @@ Result<Blake3> RamStore::Adopt(std::string_view staged_name, const Manifest& man
 
 Status RamStore::Install(const std::string& dir, const NewShard& shard) {
   constexpr int kTries = 3;
+  bool shown = false;  // the volume shows what is replaced
   for (int i = 0; i < kTries; ++i) {
     {
       const std::lock_guard trees(trees_);
       const Status renamed = root_->RenameNew(dir, ShardPath(shard.digest));
       if (renamed.ok()) {
         ForgetUnreadable(shard.digest);
-        const std::lock_guard lock(mutex_);
-        Held& held = shards_[shard.digest];
-        held = {};
+        Held held;
         held.shard = {shard.digest, shard.manifest, shard.encoded,
                       VolumeDataName(*shard.manifest, shard.digest), false};
+        {
+          const std::lock_guard lock(mutex_);
+          shards_[shard.digest] = held;
+        }
+        if (!shown) return OkStatus();
+        Status linked = DistrustMovedLinks();  // what stands there is removed
+        if (linked.ok()) linked = Link(held);
+        if (!linked.ok()) {
+          logger_.Error("left in the volume, of a copy that was replaced: {}",
+                        linked.error().ToString());
+        }
         return OkStatus();
       }
       if (renamed.error().code() != Code::kAlreadyExists) return renamed;
@@ -244,7 +254,13 @@ Status RamStore::Install(const std::string& dir, const NewShard& shard) {
       logger_.Error("shard {} is held already, but is bad and will be replaced: {}",
                     shard.digest.Hex(), there.problem);
     }
-    TK_RETURN_IF_ERROR(Delete(shard.digest));
+    std::vector<std::string> trash;
+    {
+      const std::lock_guard trees(trees_);
+      shown = IsShown(shard.digest) || shown;
+      TK_ASSIGN_OR_RETURN(trash, TakeOut(shard.digest, shown ? Shown::kStays : Shown::kGoes));
+    }
+    (void)RemoveTrees(trash);  // the new one is at hand, whatever becomes of the old one
   }
   return Error(Code::kAborted,
                fmt::format("shard {} keeps being made by others", shard.digest.Hex()));
@@ -366,7 +382,7 @@ Status RamStore::RemoveTrees(const std::vector<std::string>& paths) {
 
 // The shard goes first, in one rename; its H.data after it needs no state written, so this works on
 // a full volume. A crash between the two leaves an H.data without shard, which cleaning removes.
-Result<std::vector<std::string>> RamStore::TakeOut(const Blake3& digest) {
+Result<std::vector<std::string>> RamStore::TakeOut(const Blake3& digest, Shown shown) {
   std::vector<std::string> trash;
   const auto held = FindHeld(digest);
   TK_ASSIGN_OR_RETURN(std::string shard, MoveToTrash("store/" + ShardPath(digest)));
@@ -376,12 +392,9 @@ Result<std::vector<std::string>> RamStore::TakeOut(const Blake3& digest) {
     shards_.erase(digest);
   }
   ForgetUnreadable(digest);
+  if (shown == Shown::kStays) return trash;
   // Equal replicas have one name in the volume: the tree there may be the other one's.
-  const std::vector<Held> others = LinkedShards();
-  const bool shared = held && std::any_of(others.begin(), others.end(), [&](const Held& other) {
-                        return other.shard.volume_name == held->shard.volume_name;
-                      });
-  if (held && held->state.linked && !shared) {
+  if (held && held->state.linked && !SharesItsName(held->shard)) {
     auto linked = TakeFromVolume(DataName(held->shard.volume_name));
     if (linked.ok()) {
       trash.push_back(std::move(*linked));
@@ -396,7 +409,7 @@ Status RamStore::Delete(const Blake3& digest) {
   std::vector<std::string> trash;
   {
     const std::lock_guard trees(trees_);
-    TK_ASSIGN_OR_RETURN(trash, TakeOut(digest));
+    TK_ASSIGN_OR_RETURN(trash, TakeOut(digest, Shown::kGoes));
   }
   return RemoveTrees(trash);
 }

@@ -70,7 +70,7 @@ class RamStore : public Store {
   };
   static Result<NewShard> DecodeNew(std::shared_ptr<const std::string> encoded);
   // Turns the complete directory `dir` (data and manifest) into the shard. One that is already
-  // there stays if it verifies, and `dir` goes; else it is replaced.
+  // there stays if it verifies, and `dir` goes; else it is replaced, in the volume too.
   Status Install(const std::string& dir, const NewShard& shard);
   const Logger& logger() const { return logger_; }
   uint64_t RandomNumber();
@@ -101,10 +101,12 @@ class RamStore : public Store {
   // store, or "" when there was nothing.
   Result<std::string> MoveToTrash(const std::string& path);
   // With trees_ held: takes the shard out of the tables and of sight; what is left to remove.
-  Result<std::vector<std::string>> TakeOut(const Blake3& digest);
+  enum class Shown : uint8_t { kGoes, kStays };  // its tree in the volume
+  Result<std::vector<std::string>> TakeOut(const Blake3& digest, Shown shown);
   Status RemoveTrees(const std::vector<std::string>& paths);
 
   // With trees_ held.
+  Status Link(const Held& held);  // in place of whatever stands there
   Status LinkTree(const Held& held, const std::string& tree);
   Status LinkSingleFile(const Held& held, const std::string& tree);
   Result<std::string> TakeFromVolume(const std::string& name);  // what is left to remove
@@ -115,6 +117,8 @@ class RamStore : public Store {
   Status PutIntoVolume(const std::string& tree, const std::string& name);
   Result<std::string> Unlink(std::string_view h);  // what is left to remove
   bool IsIntact(const HeldShard& shard);
+  bool IsShown(const Blake3& digest);
+  bool SharesItsName(const HeldShard& shard);
   bool HasOtherNames(const HeldShard& shard);
   // Shards whose H.data was taken apart by the job lose their guard's word before trees of unknown
   // making are removed, since that clears flags for an instant.

@@ -84,13 +84,15 @@ Status RamStore::SetDirectoryModes(const HeldShard& shard, const std::string& tr
 Status RamStore::PutIntoVolume(const std::string& tree, const std::string& name) {
   constexpr int kTries = 3;
   Status renamed = OkStatus();
+  std::vector<std::string> former;
   for (int i = 0; i < kTries; ++i) {
     renamed = mount_->RenameNew("store/" + tree, "client/" + name);
-    if (renamed.ok() || renamed.error().code() != Code::kAlreadyExists) return renamed;
-    // Planted since we looked.
-    TK_ASSIGN_OR_RETURN(const std::string planted, TakeFromVolume(name));
-    if (!planted.empty()) TK_RETURN_IF_ERROR(root_->RemoveTree(planted));
+    if (renamed.ok() || renamed.error().code() != Code::kAlreadyExists) break;
+    // Planted since we looked, or of the copy that this one replaces: a client may be waiting to
+    // read it, so nothing comes between the two renames.
+    TK_ASSIGN_OR_RETURN(former.emplace_back(), TakeFromVolume(name));
   }
+  (void)RemoveTrees(former);
   return renamed;
 }
 
@@ -105,21 +107,38 @@ Status RamStore::LinkIntoVolume(const Blake3& digest) {
   if (!former.empty()) TK_RETURN_IF_ERROR(root_->RemoveTree(former));
   held = FindHeld(digest);
   TK_CHECK(held.has_value());
+  return Link(*held);
+}
 
+Status RamStore::Link(const Held& held) {
   const std::string tree = TemporaryName("link");
-  const Status done = held->shard.manifest->entries.front().type == EntryType::kDirectory
-                          ? LinkTree(*held, tree)
-                          : LinkSingleFile(*held, tree);
+  const Status done = held.shard.manifest->entries.front().type == EntryType::kDirectory
+                          ? LinkTree(held, tree)
+                          : LinkSingleFile(held, tree);
   if (done.ok()) return OkStatus();
 
   (void)RemoveTrees({tree});
-  const auto now = FindHeld(digest);
+  const auto now = FindHeld(held.shard.digest);
   if (now && now->state.linked && !HasOtherNames(now->shard)) {
     ShardState state = now->state;
     state.linked = state.guarded = false;
-    (void)SetState(digest, state);  // if not, the next start finds out
+    (void)SetState(held.shard.digest, state);  // if not, the next start finds out
   }
   return done;
+}
+
+// Whether the volume has a tree of this shard, and of no other.
+bool RamStore::IsShown(const Blake3& digest) {
+  const auto held = FindHeld(digest);
+  return held && held->state.linked && !SharesItsName(held->shard) &&
+         client_->Stat(DataName(held->shard.volume_name)).ok();
+}
+
+bool RamStore::SharesItsName(const HeldShard& shard) {
+  const std::vector<Held> linked = LinkedShards();
+  return std::any_of(linked.begin(), linked.end(), [&](const Held& other) {
+    return other.shard.digest != shard.digest && other.shard.volume_name == shard.volume_name;
+  });
 }
 
 Status RamStore::LinkTree(const Held& held, const std::string& tree) {

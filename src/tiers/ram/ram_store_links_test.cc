@@ -248,6 +248,44 @@ TEST_P(LinksTest, DeletingAShardTakesItsLinksAlong) {
   EXPECT_TRUE(fs::is_empty(node_.InStore("trash")));
 }
 
+// A client that waits for its link, or reads by it late, finds the checkpoint all the same. That
+// the old copy's trees can't be removed is nothing to it.
+TEST_P(LinksTest, AReplacedCopyIsReplacedInTheVolumeToo) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  const ino_t before = Inode(Data() + "/d/a");
+  ASSERT_EQ(Inode(Linked() + "/d/a"), before);
+  PutFile(node_.Client("5/d/a"), "content of a");
+  PutFile(node_.Client("5/empty"), "");
+  fs::create_symlink("d/a", node_.Client("5/link"));
+  ASSERT_EQ(::chmod(node_.Client("5/d").c_str(), 0750), 0);
+  bool installing = false;
+  int unread = 0;
+  node_.faults().Set([&](std::string_view call, std::string_view path) -> std::optional<Error> {
+    if (call == "SetImmutable" && !guarded()) return Error(Code::kUnimplemented, "no flags here");
+    installing = installing || (call == "RenameNew" && path == ShardPath(digest_));
+    if (installing && call == "List" && path == ShardDataPath(digest_) && unread++ == 0) {
+      return Error(Code::kDataLoss, "injected");
+    }
+    if (call == "RemoveTree" && path.starts_with("trash/")) {
+      return Error(Code::kDataLoss, "injected");
+    }
+    return std::nullopt;
+  });
+  const auto staged = node_.Stage("5", TestIdentity(5));
+  ASSERT_TRUE(staged.ok()) << staged.error().ToString();
+  ASSERT_EQ(staged->digest, digest_);
+  ASSERT_GE(unread, 1);
+  EXPECT_NE(Inode(Data() + "/d/a"), before);
+  EXPECT_EQ(Inode(Linked() + "/d/a"), Inode(Data() + "/d/a"));
+  EXPECT_EQ(TreeText(Linked()), text_);
+  EXPECT_EQ(CanWrite(Linked() + "/d/a"), !guarded());
+  Restart();
+  EXPECT_TRUE(Verify());
+  // It is known to stand there.
+  ASSERT_TRUE(node_.store().Delete(digest_).ok());
+  EXPECT_FALSE(Exists(Linked()));
+}
+
 TEST_P(LinksTest, ReplicasShareTheNameAndTheOneThatCountsIsTheLast) {
   PutFile(node_.Client("1/a"), "same");
   PutFile(node_.Client("2/a"), "same");
