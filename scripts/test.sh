@@ -5,9 +5,8 @@
 #   SANITIZER=asan|tsan|none   which sanitizer's turn it is (default: by the day of the year)
 #   FUZZ_SECONDS=N             how long a third of the fuzz targets runs, another each day (default:
 #                              120; 0: not at all, their seeds are run by the unit tests anyway)
-#   SIM_RUNS=N                 schedules of the simulator on the release build (default: 1000), and
-#   SIM_RUNS_SANITIZER=N       on the sanitizer's (default: 100), both from SIM_SEED on (default: 1).
-#                              The aim is 20,000 and 1,000, as soon as no schedule fails any more.
+#   SIM_RUNS=N                 schedules of the simulator on the release build (default: 20000), and
+#   SIM_RUNS_SANITIZER=N       on the sanitizer's (default: 1000), both from SIM_SEED on (default: 1)
 #   JOBS=N                     parallel compilations and tests (default: one a core)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +14,7 @@ jobs=${JOBS:-$(nproc)}
 turns=(asan tsan)
 sanitizer=${SANITIZER:-${turns[10#$(date -u +%j) % 2]}}
 fuzz_seconds=${FUZZ_SECONDS:-120}
-sim_runs=${SIM_RUNS:-1000} sim_runs_sanitizer=${SIM_RUNS_SANITIZER:-100} sim_seed=${SIM_SEED:-1}
+sim_runs=${SIM_RUNS:-20000} sim_runs_sanitizer=${SIM_RUNS_SANITIZER:-1000} sim_seed=${SIM_SEED:-1}
 case $sanitizer in asan | tsan | none) ;; *)
   echo "test: SANITIZER is asan, tsan or none, not '$sanitizer'" >&2
   exit 2

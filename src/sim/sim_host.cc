@@ -261,6 +261,11 @@ int SimHost::BeforeCall(SimProcess* process, const FsOp& op) {
 }
 
 int SimHost::InjectedError(const FsOp& op) {
+  if (const int error = failing_ ? failing_(op) : 0; error != 0) {
+    Disturb();
+    world_->Trace("n{} error in {}", index_, op.ToString());
+    return error;
+  }
   const bool changes = Changes(op.call);
   uint32_t rate = changes ? parts_.file_rates->write_errors : parts_.file_rates->read_errors;
   if (op.call == FsCall::kList) rate *= kListErrors;  // there are so few of them

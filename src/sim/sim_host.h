@@ -69,6 +69,9 @@ class SimHost {
   // between, or to end that life just there. Empty: nothing.
   using Between = std::function<void(const FsOp& op)>;
   void set_between(Between between) { between_ = std::move(between); }
+  // What any one of them fails with (an errno; 0: it doesn't). Empty: chance decides alone.
+  using Failing = std::function<int(const FsOp&)>;
+  void set_failing(Failing failing) { failing_ = std::move(failing); }
   // The whole machine goes down and comes up without its RAM; what was not synced to its disk may
   // be lost. `replaced`: a new machine, without state, takes its name.
   void LoseMachine(bool replaced);
@@ -134,6 +137,7 @@ class SimHost {
   std::unique_ptr<Life> life_;
   std::optional<uint64_t> kill_after_;
   Between between_;
+  Failing failing_;
   uint64_t lives_ = 0;
   Instant disturbed_at_{};
   Instant lost_at_{};

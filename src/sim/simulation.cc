@@ -23,6 +23,8 @@ constexpr size_t kWatchQueue = 16384;
 constexpr size_t kShortWatchQueue = 2;
 constexpr Duration kSettleEvery = 2s;
 constexpr Duration kMemoryEvery = 500ms;
+// What is over it for less than ten seconds doesn't count.
+constexpr Duration kBudgetEvery = 2500ms;
 constexpr Duration kLookEvery = 200ms;
 // Records, ids, links, texts for the client: a page each; store/spare and store/reserve (64 KiB
 // each).
@@ -187,6 +189,7 @@ void Simulation::Start() {
   }
   job_->StartLater(world_.Between(1us, 3s));
   WatchMemory();
+  WatchBudget();
 }
 
 void Simulation::OnLog(size_t host, Severity severity, std::string_view text) {
@@ -337,8 +340,12 @@ void Simulation::RestartInPlace(const char* when) {
 
 void Simulation::WatchMemory() {
   ledger_->CheckMemory();
-  budget_->Look();
   world_.After(kMemoryEvery, [this] { WatchMemory(); });
+}
+
+void Simulation::WatchBudget() {
+  budget_->Look();
+  world_.After(kBudgetEvery, [this] { WatchBudget(); });
 }
 
 SimulationResult Simulation::Run() {

@@ -99,6 +99,7 @@ class Simulation {
   void RestartInPlace(const char* when);
   bool TryUntilCommitted(uint32_t saves, Duration limit);
   void WatchMemory();
+  void WatchBudget();
   std::string States();
   std::string Contents(SimHost* host);
 

@@ -53,7 +53,7 @@ const std::vector<Hint>& Hints() {
       {M::kIgnoreSkip, {"--scenario skip-as-asked"}},
       {M::kIgnoreWriters, {"--seed 8"}},
       {M::kLinkBeforeVerify, {"--seed 12"}},
-      {M::kListingErrorIsEmpty, {"--seed 43"}},
+      {M::kListingErrorIsEmpty, {"--scenario starts-without-a-listing"}},
       {M::kLoseOccurrence, {"--seed 4"}},
       {M::kLowRunSequence, {"--seed 3"}},
       {M::kMixReplicas, {"--seed 6"}},
