@@ -263,7 +263,7 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
   const control::RunStart& m = message.run_start();
   if (holding_) {
     // While it restores, it is served longer.
-    if (holder_run_ != FromProto(m.run())) TakeTurns(options_.timings.holder_grace);
+    if (holder_run_ != FromProto(m.run())) TakeTurns(options_.timings.holder_turn);
     holder_run_ = FromProto(m.run());
     holder_epoch_ = m.epoch();
     holder_epochs_[holder_job_] = std::max<Epoch>(holder_epochs_[holder_job_], m.epoch());

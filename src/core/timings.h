@@ -38,6 +38,9 @@ struct CoreTimings {
   // nodes of the previous run are missing and nothing restorable is in sight. Longer than one needs
   // that has to find out first (silent_after) that the coordinator it listens to is gone.
   Duration holder_grace = 50s;
+  // How long a holder serves a job that restores while it holds another's shards, too: shorter than
+  // holder_grace by more than it takes to find the other's coordinator, which may wait for it.
+  Duration holder_turn = 25s;
   Duration holder_poll = 10s;  // how often an idle holder looks at its jobs' records
   Duration ping_interval = 10s;
   Duration silent_after = 35s;  // then the connection counts as lost
@@ -52,5 +55,7 @@ struct CoreTimings {
   int keep_tries = 3;
   Duration room_recheck = 5s;  // while a copy waits for memory that others may give back unseen
 };
+
+static_assert(CoreTimings{}.holder_turn + CoreTimings{}.holder_poll < CoreTimings{}.holder_grace);
 
 }  // namespace tierkeep

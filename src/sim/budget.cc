@@ -107,6 +107,22 @@ bool Budget::HasRank(size_t host) const {
   return std::find(placement.begin(), end, host) != end;
 }
 
+// Of another save than the job's last committed one: that stays until the next commit.
+bool Budget::HoldsOlder(SimHost* host) {
+  NodeHost* const node = hosts_[job_->placement()[0]]->node();
+  const SharedRecord committed = node == nullptr ? nullptr : node->machine().committed();
+  if (committed == nullptr) return true;
+  for (const DirEntry& entry : EntriesOf(host, JoinPath("store", kShardsDir))) {
+    const auto digest = ParseShardDirName(entry.name);
+    const ShardIdentity* identity = digest ? IdentityOf(host, *digest) : nullptr;
+    if (identity != nullptr && identity->job == job_->shape().name &&
+        identity->save != FromProto(committed->save())) {
+      return stretch_ == Stretch::kMoved || stretch_ == Stretch::kRebuilt;
+    }
+  }
+  return false;
+}
+
 void Budget::NoteCommit(SimHost* host, Known* known) {
   NodeHost* node = host->node();
   if (node == nullptr || !node->machine().committed()) return;
@@ -117,6 +133,8 @@ void Budget::NoteCommit(SimHost* host, Known* known) {
                 known->committed->nth == save->nth)) {
     return;
   }
+  known->before_commit = AllowedDisturbed(*known);
+  known->commit_at = world_->now();
   known->committed = save;
   known->attempt_of_commit = known->attempt;
 }
@@ -149,8 +167,17 @@ size_t Budget::AllowedDisturbed(const Known& known) const {
   return c + starts * c + std::min(saves, starts * kUndecidedMax) * c + 1;
 }
 
+// An agent that is cut short when it has recorded a commit deletes what that makes obsolete when it
+// hears of its job again.
+bool Budget::WasCutShort(SimHost* host, const Known& known) {
+  return host->disturbed_at() + kSettle >= known.commit_at;
+}
+
 size_t Budget::Allowed(SimHost* host, const Known& known) const {
-  if (stretch_ == Stretch::kDisturbed) return AllowedDisturbed(known);
+  if (stretch_ == Stretch::kDisturbed) {
+    const size_t allowed = AllowedDisturbed(known);
+    return WasCutShort(host, known) ? std::max(allowed, known.before_commit) : allowed;
+  }
   const bool has_rank = HasRank(host->index());
   switch (stretch_) {
     case Stretch::kMoved:
@@ -174,7 +201,10 @@ void Budget::LookAt(SimHost* host) {
   const Duration settle = has_rank                          ? kSettle
                           : world_->HadFault("another job") ? kSettleHolderInTurn
                                                             : kSettleHolder;
-  if (world_->now() < since_ + settle) {
+  // Its process, left there by an attempt of the past, waits for a rank: it is no holder yet.
+  NodeHost* const node = host->node();
+  const bool wants_rank = !has_rank && node != nullptr && node->status().phase == "joining";
+  if (world_->now() < since_ + settle || wants_rank || (!has_rank && HoldsOlder(host))) {
     known.kept_at = world_->now();
     return;
   }
@@ -194,7 +224,9 @@ void Budget::LookAt(SimHost* host) {
   std::string over;
   if (ours > allowed * workers || unclaimed > kUnclaimedMax * workers) {
     over = fmt::format("{} checkpoints of {} worker(s)", allowed, workers);
-  } else if (held.bytes > (held.ours() + held.other + held.undeletable) * each + kSmallFilesBytes) {
+  } else if (const uint64_t most =
+                 (held.ours() + held.other + held.undeletable) * each + kSmallFilesBytes;
+             held.bytes > most && host->mount().named_bytes() > most) {
     over = fmt::format("its copies take, {} bytes each", each);
   }
   // What is being pulled once more, or was deleted while somebody had it open, is gone in a moment.

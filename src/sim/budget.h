@@ -61,6 +61,8 @@ class Budget {
   struct Known {
     std::optional<SaveId> committed;                 // as recorded there
     uint32_t attempt_of_commit = 0;                  // that was under way then, at the latest
+    Instant commit_at{};                             // when it was seen
+    size_t before_commit = 0;                        // what was allowed then
     uint32_t attempt = 0;                            // at the last look
     std::deque<std::pair<Instant, size_t>> allowed;  // of the last seconds
     Instant kept_at{};                               // the last look that found no more than that
@@ -70,11 +72,13 @@ class Budget {
   void CountVolume(SimHost* host, Held* held) const;
   const ShardIdentity* IdentityOf(SimHost* host, const Blake3& digest);
   bool HasRank(size_t host) const;
+  bool HoldsOlder(SimHost* host);
   void NoteCommit(SimHost* host, Known* known);
   size_t Copies() const;
   size_t Allowed(SimHost* host, const Known& known) const;
   size_t AllowedByTable(const Known& known) const;
   size_t AllowedDisturbed(const Known& known) const;
+  static bool WasCutShort(SimHost* host, const Known& known);
   void LookAt(SimHost* host);
 
   World* const world_;

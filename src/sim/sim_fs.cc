@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -176,6 +177,16 @@ Result<NodePtr> FindFile(const FsTree& tree, std::string_view path) {
   return Error(Code::kFailedPrecondition, EscapeForLog(path) + " is no regular file");
 }
 
+// Each file once, however many names it has.
+uint64_t BytesBelow(const FsNode& dir, std::set<const FsNode*>* seen) {
+  uint64_t bytes = 0;
+  for (const auto& [name, child] : dir.children) {
+    if (!seen->insert(child.get()).second) continue;
+    bytes += child->pages_used * kFsPageBytes + BytesBelow(*child, seen);
+  }
+  return bytes;
+}
+
 void AddFiles(const FsNode& dir, const std::string& path, std::vector<std::string>* out) {
   for (const auto& [name, child] : dir.children) {
     const std::string below = Join(path, name);
@@ -292,6 +303,11 @@ void SimFs::set_watch_queue_max(size_t max) { tree_->options.watch_queue_max = m
 void SimFs::set_bytes_max(uint64_t bytes) { tree_->options.bytes_max = bytes; }
 
 SimFsUse SimFs::use() const { return *tree_->use; }
+
+uint64_t SimFs::named_bytes() const {
+  std::set<const FsNode*> seen;
+  return BytesBelow(*tree_->root, &seen);
+}
 
 std::vector<std::string> SimFs::Files(std::string_view path) const {
   std::vector<std::string> files;

@@ -176,6 +176,8 @@ class SimFs {
   void set_bytes_max(uint64_t bytes);
   void set_watch_queue_max(size_t max);
   SimFsUse use() const;
+  // Of what has a name; what somebody has open without one takes room, too.
+  uint64_t named_bytes() const;
   // All regular files below `path`, as paths from the root, sorted; empty if there is none.
   std::vector<std::string> Files(std::string_view path = "") const;
   // Something has that name, be it only a link.
