@@ -207,6 +207,10 @@ class Chooser {
       }
       look(branch.restored);
     }
+    // Whoever holds the records of that commit may come back: two saves must not have one number.
+    if (question_.recorded && question_.recorded->run().SerializeAsString() == run) {
+      highest = std::max(highest, question_.recorded->save_number());
+    }
     answer_.generation.set_save_number(highest + 1);
   }
 

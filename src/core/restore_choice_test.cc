@@ -44,6 +44,14 @@ class Cluster {
       *inventory.add_generations() = Record(save, ordinal, number);
     }
   }
+  // What the rendezvous names as committed.
+  void Mark(const SaveKey& save, uint64_t number) {
+    recorded_.emplace();
+    *recorded_->mutable_run() = ToProto(save.run);
+    recorded_->set_save_number(number);
+    recorded_->set_step(save.step);
+    *recorded_->mutable_world() = ToProto(world_);
+  }
   control::Inventory& at(size_t node) { return inventories_[node]; }
   void Wipe(size_t node) { inventories_[node].Clear(); }
   void Branch(const RunId& run, const control::GenerationRecord& restored) {
@@ -62,6 +70,7 @@ class Cluster {
     for (Rank r = 0; r < world_.nodes; ++r) question.nodes.push_back("n" + std::to_string(r));
     question.holdings = &holdings;
     question.failures = &failures_;
+    question.recorded = recorded_;
     return ChooseRestore(question);
   }
   // The chosen save, or an empty one.
@@ -76,6 +85,7 @@ class Cluster {
   std::vector<control::Inventory> inventories_;
   std::vector<tierkeep::Branch> branches_;
   SourceFailures failures_;
+  std::optional<control::GenerationMark> recorded_;
 };
 
 constexpr WorldShape kTwo{.framework = Framework::kOrbax, .nodes = 2};
@@ -88,6 +98,19 @@ TEST(RestoreChoice, NothingThereIsNoneAndNotLost) {
   EXPECT_EQ(answer.kind, RestoreAnswer::Kind::kNone);
   EXPECT_FALSE(answer.lost);
   EXPECT_EQ(answer.reason, "no checkpoint exists in the cluster");
+}
+
+// Those that recorded the commits in between are away: theirs is not a number to give again.
+TEST(RestoreChoice, ASaveThatWasNeverCommittedIsNumberedBehindWhatTheRendezvousNames) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.Commit({kRun, 5, 1}, 1, 1);
+  cluster.Save({kRun, 20, 1}, 4);
+  cluster.Mark({kRun, 15, 1}, 3);
+  const RestoreAnswer answer = cluster.Choose();
+  ASSERT_EQ(answer.kind, RestoreAnswer::Kind::kGeneration);
+  EXPECT_EQ(answer.generation.save().step(), 20U);
+  EXPECT_EQ(answer.generation.save_number(), 4U);
 }
 
 TEST(RestoreChoice, TakesACompleteSaveThatWasNeverCommitted) {
