@@ -161,7 +161,14 @@ Status Volume::Clean(const std::vector<std::string>& keep_data) {
   names.reserve(entries.size());
   for (DirEntry& entry : entries) {
     if (TK_MUTATION(kOldLinksStay) && entry.name.ends_with(".restore")) continue;
-    if (!keep.contains(entry.name)) names.push_back(std::move(entry.name));
+    if (keep.contains(entry.name)) continue;
+    const bool is_save = entry.type != FileType::kSymlink &&
+                         (ParseStepName(entry.name) || entry.name.ends_with(".save"));
+    if (is_save) {
+      logger_.Warning("the save {} is removed from the volume: the job that starts can't use it",
+                      EscapeName(entry.name));
+    }
+    names.push_back(std::move(entry.name));
   }
   return store_->RemoveFromVolume(names);
 }

@@ -57,7 +57,8 @@ class Volume {
   Result<std::vector<FoundSave>> ListSaves(Framework framework, std::string_view job,
                                            SaveScan scan = SaveScan::kRunning);
   // Start-up cleaning: removes every entry but replicator.yaml, jax-init-info.txt and the H.data
-  // trees in `keep_data` (names H). Saves are expected to have been taken before.
+  // trees in `keep_data` (names H). Saves are expected to have been taken before; one that goes is
+  // named in the log.
   Status Clean(const std::vector<std::string>& keep_data);
 
   Status WritePrerestore(std::optional<Step> step, std::string_view backup);
