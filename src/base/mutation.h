@@ -74,7 +74,7 @@ namespace tierkeep {
   X(kIgnoreOverflow, "ignore-overflow")                           \
   /* Replicas with different values stand in for copies. */       \
   X(kDivergentCopies, "divergent-copies")                         \
-  /* What a run was restored from doesn't count as its save 0. */ \
+  /* What a run was restored from or skipped is forgotten.     */ \
   X(kForgetBranches, "forget-branches")                           \
   /* An epoch isn't raised above the rendezvous record's. */      \
   X(kLowEpoch, "low-epoch")                                       \

@@ -91,6 +91,7 @@ RestoreOrders CoordinatorMachine::Impl::OpenOrders() const {
 // named may still be there, until a commit.
 RestoreOrders CoordinatorMachine::Impl::SkippedBefore() const {
   RestoreOrders skipped;
+  if (TK_MUTATION(kForgetBranches)) return skipped;
   ForEachPeer([&](const Peer& peer) {
     RestoreOrders of_job;
     for (const auto& order : peer.join.last_restored().skipped()) {
