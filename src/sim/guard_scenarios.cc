@@ -198,6 +198,7 @@ void WatchOverflows(Simulation& sim) {
 void WrittenWhileHashed(Simulation& sim) {
   if (!sim.RunUntilCommitted(1, kLimit)) return;
   std::string written;  // by the job, and not put right yet
+  bool probed = false;  // for writers: what is read next is hashed
   bool done = false;
   const auto flip = [&](const std::string& path) {
     const auto file = sim.host(1).outside().OpenFileReadWrite(path);
@@ -209,7 +210,8 @@ void WrittenWhileHashed(Simulation& sim) {
   sim.host(1).set_between([&](const FsOp& op) {
     const std::string path = op.Path();
     if (path.find("store/staged/") == std::string::npos || done) return;
-    if (op.call == FsCall::kRead && written.empty()) {
+    probed = probed || op.call == FsCall::kProbeWriters;
+    if (op.call == FsCall::kRead && probed && written.empty()) {
       written = path;
       flip(written);
     } else if (op.call == FsCall::kList && !written.empty()) {

@@ -80,22 +80,6 @@ void StartsWithoutAListing(Simulation& sim) {
   if (!failed) sim.world().Fail("nothing was listed");
 }
 
-// The job writes into a finished save, what stood there before, while the agent hashes it.
-void WritesWhileItIsHashed(Simulation& sim) {
-  bool written = false;
-  sim.host(1).set_between([&](const FsOp& op) {
-    const std::string path = op.Path();
-    if (written || op.call != FsCall::kRead || path.find("staged/") == std::string::npos) return;
-    auto file = sim.host(1).outside().OpenFileReadWrite(path);
-    std::byte first{};
-    if (!file.ok() || !(*file)->ReadExactly(0, MutableByteSpan(&first, 1)).ok()) return;
-    written = (*file)->WriteAll(0, ByteSpan(&first, 1)).ok();
-  });
-  if (!sim.RunUntilCommitted(2, kLimit)) return;
-  sim.host(1).set_between({});
-  if (!written) sim.world().Fail("nothing was written while it was hashed");
-}
-
 }  // namespace
 
 std::vector<Scenario> StartScenarios() {
@@ -103,10 +87,6 @@ std::vector<Scenario> StartScenarios() {
       {.name = "starts-without-a-listing",
        .about = "what can't be listed at the start isn't taken for nothing",
        .run = StartsWithoutAListing,
-       .shape = {.nodes = 2}},
-      {.name = "writes-while-it-is-hashed",
-       .about = "a save that changes while it is hashed is hashed once more",
-       .run = WritesWhileItIsHashed,
        .shape = {.nodes = 2}},
       {.name = "source-dies-again-and-again",
        .about = "copies aren't given up because the agent that has them isn't there just now",
