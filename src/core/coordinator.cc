@@ -84,13 +84,9 @@ void CoordinatorMachine::Impl::Handle(const CoordinatorEvent::RendezvousRead& e)
     const bool left = others && std::any_of(members_.begin(), members_.end(), [&](const auto& m) {
                         return !m.second.connected && m.second.node() == found.node();
                       });
-    if (!newer_run && !deserted && left) {
-      StandDown(fmt::format("node {}, of this run, coordinates the job now", found.node()));
-      return;
-    }
     if (!newer_run && !deserted) {
-      WriteMark(e);
-      return;
+      if (!left) return WriteMark(e);
+      return StandDown(fmt::format("node {}, of this run, coordinates the job now", found.node()));
     }
     const std::string reason =
         newer_run

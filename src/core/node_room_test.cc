@@ -44,15 +44,6 @@ class NodeRoom : public MemberTest {
     Connect();
   }
 
-  void ReleaseWithNothing() {
-    control::Envelope message;
-    message.mutable_restore()->mutable_choice()->set_decision(1);
-    message.mutable_restore()->mutable_choice()->set_none(true);
-    Say(std::exchange(message, {}));
-    message.mutable_release()->set_decision(1);
-    Say(std::move(message));
-  }
-
   // From a save of an earlier run; this node's shard has to be pulled.
   void Restore() {
     control::Envelope message;

@@ -16,6 +16,16 @@
 namespace tierkeep {
 namespace {
 
+// The agent had accepted that attempt and cleaned the volume for it before it died.
+NodeEvent::Started StartedAgain(const JobConfig& config) {
+  NodeEvent::Started started;
+  started.config = config;
+  started.state.set_config_text("yaml");
+  started.state.mutable_attempt()->set_counter(1);
+  started.state.set_volume_cleaned(true);
+  return started;
+}
+
 // An agent that died between two attempts has no yaml, but may have saves that it took and never
 // hashed. Those of the last run may be the newest there are; no other run's will be wanted again.
 TEST(NodeStart, SavesTakenBeforeACrashBetweenAttemptsAreTakenUpByTheNext) {
@@ -52,12 +62,8 @@ TEST(NodeStart, SavesTakenBeforeACrashBetweenAttemptsAreTakenUpByTheNext) {
 // Its saves were the last run's, and the new run may save the same steps. Known there as saved
 // before, a step would be another save than on the other nodes.
 TEST(NodeStart, SavesOfTheLastRunAreNoneOfTheRunThatHasBegun) {
-  NodeEvent::Started started;
-  started.config = MemberConfig();
+  NodeEvent::Started started = StartedAgain(MemberConfig());
   control::NodeState& state = started.state;
-  state.set_config_text("yaml");
-  state.mutable_attempt()->set_counter(1);
-  state.set_volume_cleaned(true);
   *state.mutable_last_run() = ToProto(TestRun(7));
   state.set_last_rank(1);
   *started.inventory.add_shards() =
@@ -75,13 +81,9 @@ TEST(NodeStart, SavesOfTheLastRunAreNoneOfTheRunThatHasBegun) {
 // just before that places the link in its next life, whose store knew nothing of it at its start.
 TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
   NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
-  NodeEvent::Started started;
-  started.config = MemberConfig();
+  NodeEvent::Started started = StartedAgain(MemberConfig());
   const SaveKey save{TestRun(7), 10, 1};
   control::NodeState& state = started.state;
-  state.set_config_text("yaml");
-  state.mutable_attempt()->set_counter(1);
-  state.set_volume_cleaned(true);
   *state.mutable_run() = ToProto(TestRun(8));
   state.set_epoch(3);
   state.set_released(true);
@@ -117,12 +119,8 @@ TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
 // It died between its links and the note of them, and a copy was lost since. Its job trains: it
 // must not be told that it can't start.
 TEST(NodeStart, LinksThatStandAreNotPlacedAgain) {
-  NodeEvent::Started started;
-  started.config = MemberConfig();
+  NodeEvent::Started started = StartedAgain(MemberConfig());
   control::NodeState& state = started.state;
-  state.set_config_text("yaml");
-  state.mutable_attempt()->set_counter(1);
-  state.set_volume_cleaned(true);
   *state.mutable_run() = ToProto(TestRun(8));
   state.set_released(true);
   control::GenerationRecord& generation = *state.mutable_restored()->mutable_generation();
@@ -147,12 +145,8 @@ TEST(NodeStart, LinksThatStandAreNotPlacedAgain) {
 // one waits for this very yaml to go.
 TEST(NodeStart, AYamlGoesInTimeAfterARestart) {
   NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
-  NodeEvent::Started started;
-  started.config = MemberConfig();
-  started.state.set_config_text("yaml");
+  NodeEvent::Started started = StartedAgain(MemberConfig());
   started.state.set_config_file_id("file");
-  started.state.mutable_attempt()->set_counter(1);
-  started.state.set_volume_cleaned(true);
   std::map<TimerId, Instant> timers;
   bool removed = false;
   const auto step = [&](Instant now, const NodeEvent::Any& event) {
@@ -199,12 +193,8 @@ TEST(NodeStart, ASaveOfWhichACrashTookAPartIsMadeWhole) {
   const WorldShape world{Framework::kPytorch, 2, /*workers_per_node=*/2, 0};
   const RunId run = TestRun(8);
   NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
-  NodeEvent::Started started;
-  started.config = MemberConfig(world);
+  NodeEvent::Started started = StartedAgain(MemberConfig(world));
   control::NodeState& state = started.state;
-  state.set_config_text("yaml");
-  state.mutable_attempt()->set_counter(1);
-  state.set_volume_cleaned(true);
   state.set_released(true);
   state.set_links_placed(true);
   *state.mutable_run() = *state.mutable_last_run() = ToProto(run);

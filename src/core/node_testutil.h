@@ -61,6 +61,10 @@ class MemberTest : public testing::Test {
     Step(SeenConfig(MemberConfig()));
     Step(NodeEvent::VolumeCleaned{});
     Connect();
+    ReleaseWithNothing();
+  }
+
+  void ReleaseWithNothing() {
     control::Envelope message;
     message.mutable_restore()->mutable_choice()->set_decision(1);
     message.mutable_restore()->mutable_choice()->set_none(true);

@@ -4,33 +4,25 @@
 
 #include "format/store_names.h"
 #include "format/volume_names.h"
+#include "tiers/ram/ram_store.h"
 #include "tiers/ram/tree_walk.h"
 
 namespace tierkeep::sim {
 namespace {
 
 constexpr uint64_t kManifestBytesMax = 1u << 20;
-constexpr std::string_view kTrashDir = "trash";
 // What a commit makes obsolete is deleted beside other work.
 constexpr Duration kSettle = 10s;
 // A host without a rank looks now and then whether its job has a coordinator, and serves those of
 // several jobs in turn.
 constexpr Duration kSettleHolder = 30s;
 constexpr Duration kSettleHolderInTurn = 150s;
-// Records, ids, links, texts for the client: a page each; store/spare and store/reserve (64 KiB
-// each).
-constexpr uint64_t kSmallFilesBytes = 56 * 4096;
 // docs/memory.md, "Undecided saves": what a node tells of before it hears a decision, and of those
 // after them the newest; and one that is being hashed.
 constexpr size_t kUndecidedMax = 4 + 1 + 1;
 // What the process of an earlier start left in the volume of a host that has no rank now: finished
 // saves that nobody claims, and one that it was writing.
 constexpr size_t kUnclaimedMax = 2 + 1;
-
-std::vector<DirEntry> EntriesOf(SimHost* host, std::string_view path) {
-  auto entries = host->outside().List(path);
-  return entries.ok() ? std::move(*entries) : std::vector<DirEntry>();
-}
 
 // Of a save, finished or not.
 bool IsOfSave(const DirEntry& entry) {
@@ -69,7 +61,7 @@ const ShardIdentity* Budget::IdentityOf(SimHost* host, const Blake3& digest) {
 }
 
 void Budget::CountVolume(SimHost* host, Held* held) const {
-  for (const DirEntry& entry : EntriesOf(host, "client")) {
+  for (const DirEntry& entry : host->Entries("client")) {
     held->in_volume += IsOfSave(entry) ? 1 : 0;
     held->other += entry.name == "shared-array" ? 1 : 0;  // the job's own
   }
@@ -78,7 +70,7 @@ void Budget::CountVolume(SimHost* host, Held* held) const {
 Budget::Held Budget::HeldAt(SimHost* host) {
   Held held;
   held.bytes = host->mount().use().bytes;
-  for (const DirEntry& entry : EntriesOf(host, JoinPath("store", kShardsDir))) {
+  for (const DirEntry& entry : host->Entries(JoinPath("store", kShardsDir))) {
     const auto digest = ParseShardDirName(entry.name);
     const ShardIdentity* identity = digest ? IdentityOf(host, *digest) : nullptr;
     // What can't be read stays until somebody looks at it, what is another job's until that one is
@@ -89,7 +81,7 @@ Budget::Held Budget::HeldAt(SimHost* host) {
   // What a file error kept from being deleted stays until the agent's next start.
   size_t* const trash = world_->HadFault("file errors") ? &held.undeletable : &held.in_store;
   for (const std::string_view part : {kStagedDir, kIncomingDir, kTrashDir}) {
-    for (const DirEntry& entry : EntriesOf(host, JoinPath("store", part))) {
+    for (const DirEntry& entry : host->Entries(JoinPath("store", part))) {
       const bool counts = entry.type == FileType::kDirectory ||
                           (entry.type == FileType::kFile && part != kIncomingDir);
       *(part == kTrashDir ? trash : &held.in_store) += counts ? 1 : 0;
@@ -112,7 +104,7 @@ bool Budget::HoldsOlder(SimHost* host) {
   NodeHost* const node = hosts_[job_->placement()[0]]->node();
   const SharedRecord committed = node == nullptr ? nullptr : node->machine().committed();
   if (committed == nullptr) return true;
-  for (const DirEntry& entry : EntriesOf(host, JoinPath("store", kShardsDir))) {
+  for (const DirEntry& entry : host->Entries(JoinPath("store", kShardsDir))) {
     const auto digest = ParseShardDirName(entry.name);
     const ShardIdentity* identity = digest ? IdentityOf(host, *digest) : nullptr;
     if (identity != nullptr && identity->job == job_->shape().name &&
@@ -225,7 +217,7 @@ void Budget::LookAt(SimHost* host) {
   if (ours > allowed * workers || unclaimed > kUnclaimedMax * workers) {
     over = fmt::format("{} checkpoints of {} worker(s)", allowed, workers);
   } else if (const uint64_t most =
-                 (held.ours() + held.other + held.undeletable) * each + kSmallFilesBytes;
+                 (held.ours() + held.other + held.undeletable) * each + Ledger::kSmallFilesBytes;
              held.bytes > most && host->mount().named_bytes() > most) {
     over = fmt::format("its copies take, {} bytes each", each);
   }

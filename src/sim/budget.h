@@ -3,9 +3,9 @@
 //
 // Counted are copies: what stands in the store, is on its way there or is being deleted, and what
 // the job writes, finished or not. Everything else on the mount must be small. What is over for ten
-// seconds fails. In the quiet
-// stretches of a schedule the table holds to the last copy; while faults are put in, the bound
-// follows from what was saved, by how many starts of the job, since the host's last commit.
+// seconds fails. In the quiet stretches of a schedule the table holds to the last copy; while
+// faults are put in, the bound follows from what was saved, by how many starts of the job, since
+// the host's last commit.
 //
 // Threads: one.
 #pragma once

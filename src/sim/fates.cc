@@ -109,13 +109,9 @@ std::set<uint64_t> Fates::InodesAt(SimHost* host) const {
   const auto add = [&](const std::string& path) {
     if (const auto stat = dir.Stat(path); stat.ok()) inodes.insert(stat->inode);
   };
-  const auto names = [&](std::string_view path) {
-    auto entries = dir.List(path);
-    return entries.ok() ? std::move(*entries) : std::vector<DirEntry>();
-  };
-  for (const DirEntry& entry : names("client")) add(JoinPath("client", entry.name));
+  for (const DirEntry& entry : host->Entries("client")) add(JoinPath("client", entry.name));
   for (const std::string_view part : {kStagedDir, kShardsDir}) {
-    for (const DirEntry& entry : names(JoinPath("store", part))) {
+    for (const DirEntry& entry : host->Entries(JoinPath("store", part))) {
       add(JoinPath(JoinPath(JoinPath("store", part), entry.name), kShardDataName));
     }
   }

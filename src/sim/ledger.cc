@@ -5,6 +5,7 @@
 #include "format/generation_record.h"
 #include "format/messages.h"
 #include "format/store_names.h"
+#include "tiers/ram/ram_store.h"
 #include "tiers/ram/tree_walk.h"
 
 namespace tierkeep::sim {
@@ -473,8 +474,7 @@ std::set<SaveKey> Ledger::UncommittedAt(size_t host, Rank rank) const {
     if (!identity || identity->job != job_->shape().name || identity->rank != rank) continue;
     if (identity->save.run == status.run) saves.insert(identity->save);
   }
-  const auto staged = hosts_[host]->outside().List(AtMount(std::string(kStagedDir)));
-  for (const DirEntry& entry : staged.ok() ? *staged : std::vector<DirEntry>()) {
+  for (const DirEntry& entry : hosts_[host]->Entries(AtMount(std::string(kStagedDir)))) {
     const auto unit = ParseStagedName(entry.name);
     if (unit && unit->save.run == status.run) saves.insert(unit->save);
   }
@@ -498,9 +498,7 @@ void Ledger::CheckUncommitted(size_t most) {
 
 std::set<Blake3> Ledger::ShardsAt(size_t host) const {
   std::set<Blake3> shards;
-  const auto entries = hosts_[host]->outside().List(AtMount(std::string(kShardsDir)));
-  if (!entries.ok()) return shards;
-  for (const DirEntry& entry : *entries) {
+  for (const DirEntry& entry : hosts_[host]->Entries(AtMount(std::string(kShardsDir)))) {
     if (const auto digest = ParseShardDirName(entry.name)) shards.insert(*digest);
   }
   return shards;
@@ -564,10 +562,10 @@ std::string Ledger::NotInPlace(const control::GenerationRecord& record) const {
         return fmt::format("n{} still holds shard {}", host, digest.Hex().substr(0, 12));
       }
     }
-    for (const std::string_view part : {kStagedDir, kIncomingDir, std::string_view("trash")}) {
-      const auto entries = hosts_[host]->outside().List(AtMount(std::string(part)));
-      if (entries.ok() && !entries->empty()) {
-        return fmt::format("n{} has {} left in {}", host, entries->front().name, part);
+    for (const std::string_view part : {kStagedDir, kIncomingDir, kTrashDir}) {
+      const std::vector<DirEntry> entries = hosts_[host]->Entries(AtMount(std::string(part)));
+      if (!entries.empty()) {
+        return fmt::format("n{} has {} left in {}", host, entries.front().name, part);
       }
     }
   }

@@ -108,6 +108,9 @@ class Ledger {
   std::optional<SaveId> SaveOf(const control::GenerationRecord& record);
   // What one node's checkpoint takes in a mount.
   static uint64_t CheckpointBytes(const JobShape& shape);
+  // Beside checkpoints. Records, ids, links, texts for the client: a page each; store/spare and
+  // store/reserve (64 KiB each).
+  static constexpr uint64_t kSmallFilesBytes = 56 * 4096;
 
  private:
   // Where a generation stands among the others: of which attempt, which save; 0 is what the attempt

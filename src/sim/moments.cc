@@ -69,8 +69,8 @@ void Moments::OnLink(SimHost* host, const std::string& name) {
                      worker->job == job_->shape().name;
   // One that trains was given its checkpoint, which it may have written into: an agent that died
   // before it could note that its links stand places them once more, and nobody looks at them.
-  if (asked && client->training()) return;
-  if (!asked || ledger_->DamagedSince(host->index(), client->asked_at())) return;
+  if (!asked || client->training()) return;
+  if (ledger_->DamagedSince(host->index(), client->asked_at())) return;
   const auto target = host->outside().ReadLink(name);
   if (!target.ok()) return;  // "no checkpoint", or gone again
   // A client looks when its yaml is gone: until then these may be the attempt's before it, placed

@@ -60,8 +60,8 @@ void Outcomes::LookAt(SimHost* host) {
     return !stat.ok() || stat->inode != entry.second.inode;
   });
   std::set<std::string> staged;
-  if (const auto entries = host->outside().List(JoinPath("store", kStagedDir)); entries.ok()) {
-    for (const DirEntry& entry : *entries) staged.insert(entry.name);
+  for (const DirEntry& entry : host->Entries(JoinPath("store", kStagedDir))) {
+    staged.insert(entry.name);
   }
   std::erase_if(staged_, [&](const auto& entry) {
     return is_here(entry) && !staged.contains(entry.first.second);

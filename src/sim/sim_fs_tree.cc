@@ -228,9 +228,7 @@ Errno FsTree::Write(FsNode* node, uint64_t offset, ByteSpan bytes) {
     if (const Errno error = ChargePages(node, offset, offset + part); error != 0) return error;
     if (node->data->size() < offset + part) {
       GrowBuffer(node, offset + bytes.size());
-      // Not first zeroed, then overwritten.
-      node->data->resize(std::min<uint64_t>(node->data->size(), offset));
-      node->data->resize(offset);
+      node->data->resize(offset);  // what is written isn't zeroed first
       node->data->insert(node->data->end(), bytes.begin(),
                          bytes.begin() + static_cast<ptrdiff_t>(part));
     } else {

@@ -142,7 +142,6 @@ void SimHost::StartControlAndNode(Life& life, Status* status) {
   options.data_host = HostName(index_);
   options.data_port = life.data_port;
   options.data_token = life.data_token;
-  options.on_pressure = parts_.on_pressure;
   NodeHost::Parts node{life.runtime.get(),
                        &clock_,
                        &life.metrics,
@@ -235,6 +234,11 @@ void SimHost::Sleep(Duration time) {
 DataServerView SimHost::data_server(uint16_t port) {
   if (!up() || life_->data_port != port) return {};
   return {life_->store.get(), life_->data_token, life_->process};
+}
+
+std::vector<DirEntry> SimHost::Entries(std::string_view path) {
+  auto entries = outside_->List(path);
+  return entries.ok() ? std::move(*entries) : std::vector<DirEntry>();
 }
 
 // ---- file operations ---------------------------------------------------------------------------

@@ -38,7 +38,6 @@ struct HostParts {
   size_t watch_queue_max;  // SimFsOptions::watch_queue_max of the mounts
   RestorePolicy restore;
   uint32_t whole_view_max;  // CoordinatorOptions::whole_view_max
-  OnPressure on_pressure = OnPressure::kRefuse;
   // Another host's data port.
   std::function<DataServerView(const HostPort&)> server_at;
   // A rename that an agent is about to make.
@@ -96,6 +95,8 @@ class SimHost {
   uint64_t lives() const { return lives_; }
   // The mount seen from outside: looking at it is no call of an agent.
   Dir& outside() { return *outside_; }
+  // Of a directory, seen so; none where it isn't there.
+  std::vector<DirEntry> Entries(std::string_view path);
 
  private:
   struct Life {

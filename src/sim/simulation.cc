@@ -26,9 +26,6 @@ constexpr Duration kMemoryEvery = 500ms;
 // What is over it for less than ten seconds doesn't count.
 constexpr Duration kBudgetEvery = 2500ms;
 constexpr Duration kLookEvery = 200ms;
-// Records, ids, links, texts for the client: a page each; store/spare and store/reserve (64 KiB
-// each).
-constexpr uint64_t kSmallFilesBytes = 56 * 4096;
 constexpr uint32_t kTightTenths = 22;
 constexpr Duration kTightPatience = 150s;
 constexpr int kTightStartsMax = 3;
@@ -108,7 +105,7 @@ void Simulation::ChooseExactMount() {
 
 uint64_t Simulation::MountBytes() const {
   if (mount_tenths_ == 0) return kAmpleBytes;
-  return Ledger::CheckpointBytes(shape_) * mount_tenths_ / 10 + kSmallFilesBytes;
+  return Ledger::CheckpointBytes(shape_) * mount_tenths_ / 10 + Ledger::kSmallFilesBytes;
 }
 
 void Simulation::MakeHosts() {
@@ -296,10 +293,7 @@ void Simulation::Converge() {
   if (!world_.failed()) RebuildOne();
 }
 
-uint64_t Simulation::SavesFailed() const {
-  const auto failed = world_.counts().find("saves that failed");
-  return failed == world_.counts().end() ? 0 : failed->second;
-}
+uint64_t Simulation::SavesFailed() const { return world_.count("saves that failed"); }
 
 // A commit of one more start, and then of one more save.
 bool Simulation::SaveLast() {
