@@ -173,13 +173,18 @@ Status RamStore::SetState(const Blake3& digest, const ShardState& state) {
   return OkStatus();
 }
 
-// In memory alone, where the state can't be written.
+// In memory alone: where the state can't be written, or what can't be read now may be good.
 void RamStore::Distrust(const Blake3& digest) {
   const std::lock_guard lock(mutex_);
   const auto at = shards_.find(digest);
   if (at == shards_.end()) return;
   ++at->second.distrusts;
   at->second.shard.suspect = true;
+}
+
+void RamStore::Trust(const Blake3& digest) {
+  const std::lock_guard lock(mutex_);
+  if (const auto at = shards_.find(digest); at != shards_.end()) at->second.shard.suspect = false;
 }
 
 // ---- shards ------------------------------------------------------------------------------------
@@ -336,7 +341,9 @@ VerifyResult RamStore::Verify(const Blake3& digest, const std::atomic<bool>* can
   const auto now = FindHeld(digest);
   if (!now) return {false, result.bytes, fmt::format("shard {} was deleted", digest.Hex())};
   ShardState state = now->state;
-  if (result.ok && now->distrusts == before->distrusts && (state.guarded || !other_names)) {
+  const bool trusted =
+      result.ok && now->distrusts == before->distrusts && (state.guarded || !other_names);
+  if (trusted) {
     TK_PROBE_IF(kSuspectCleared, now->state.suspect);
     state.suspect = false;
     if (!other_names) state.linked = state.guarded = false;
@@ -344,7 +351,9 @@ VerifyResult RamStore::Verify(const Blake3& digest, const std::atomic<bool>* can
   if (damaged) state.suspect = true;
   const Status set = SetState(digest, state);
   if (!set.ok()) logger_.Error("shard {}: {}", digest.Hex(), set.error().message());
-  if (!set.ok() && damaged) Distrust(digest);
+  if (trusted && set.ok()) Trust(digest);
+  // A pull must not take it for a copy that is here already.
+  if (!result.ok && (cancelled == nullptr || !cancelled->load())) Distrust(digest);
   return result;
 }
 

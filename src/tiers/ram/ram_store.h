@@ -94,6 +94,7 @@ class RamStore : public Store {
   Status SetState(const Blake3& digest, const ShardState& state);
   Status WriteState(const Blake3& digest, const ShardState& state);
   void Distrust(const Blake3& digest);
+  void Trust(const Blake3& digest);
   VerifyResult CheckBytes(const Held& held, const std::atomic<bool>* cancelled, bool* other_names,
                           bool* damaged);
 

@@ -286,6 +286,20 @@ TEST_P(LinksTest, AReplacedCopyIsReplacedInTheVolumeToo) {
   EXPECT_FALSE(Exists(Linked()));
 }
 
+// It may be bad: a pull of the same shard must replace it, not find it here.
+TEST_P(LinksTest, ACopyThatCouldNotBeReadIsSuspectUntilItWas) {
+  node_.faults().Set([&](std::string_view call, std::string_view path) -> std::optional<Error> {
+    if (call == "List" && path == ShardDataPath(digest_)) return Error(Code::kDataLoss, "injected");
+    return std::nullopt;
+  });
+  const VerifyResult result = node_.store().Verify(digest_, nullptr);
+  EXPECT_TRUE(!result.ok && result.unread) << result.problem;
+  EXPECT_TRUE(suspect());
+  node_.faults().Set([](auto, auto) -> std::optional<Error> { return std::nullopt; });
+  EXPECT_TRUE(Verify());
+  EXPECT_FALSE(suspect());
+}
+
 TEST_P(LinksTest, ReplicasShareTheNameAndTheOneThatCountsIsTheLast) {
   PutFile(node_.Client("1/a"), "same");
   PutFile(node_.Client("2/a"), "same");

@@ -107,7 +107,8 @@ class Store {
       const std::string& encoded_manifest) = 0;
 
   // Re-reads every byte and compares with the manifest, also the tree's shape (no missing, extra
-  // or retyped entry). A good copy loses `suspect` unless it is linked and can't be protected.
+  // or retyped entry). A good copy loses `suspect` unless it is linked and can't be protected; one
+  // that couldn't be read has it until it was.
   // `cancelled` is read between chunks.
   virtual VerifyResult Verify(const Blake3& digest, const std::atomic<bool>* cancelled) = 0;
   // A file of the shard, to serve its bytes; index into manifest.entries.
