@@ -366,8 +366,9 @@ void ControlPlane::Remove(const std::string& job, const std::string& reason) {
   }
   if (local_job_ == job) {
     local_job_.clear();
-    loop_->Post(
-        [this, reason] { sink_(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, reason)}); });
+    loop_->Post([this, reason, link = link_] {
+      if (link == link_) sink_(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, reason)});
+    });
   }
 }
 

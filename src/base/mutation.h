@@ -36,6 +36,8 @@ namespace tierkeep {
   X(kMixReplicas, "mix-replicas")                                 \
   /* An older coordinator is listened to. */                      \
   X(kAcceptOlderEpoch, "accept-older-epoch")                      \
+  /* A join that an older connection brings late counts. */       \
+  X(kAcceptOlderConnection, "accept-older-connection")            \
   /* A step that is saved again is the same save. */              \
   X(kLoseOccurrence, "lose-occurrence")                           \
   /* A copy that the job may have changed counts. */              \
@@ -100,6 +102,7 @@ namespace tierkeep {
   X(kWaitedForSource, "a restore waits for a silent source")       \
   X(kNewerCoordinator, "a newer coordinator takes over")           \
   X(kOlderEpochDropped, "word of an older coordinator dropped")    \
+  X(kOlderLinkDropped, "word of an older connection dropped")      \
   X(kStrangersTakeOver, "strangers fill all ranks of a run")       \
   X(kRunEndsForYaml, "a member's new yaml ends the run")           \
   X(kRunGoesOn, "a restarted coordinator goes on with the run")    \

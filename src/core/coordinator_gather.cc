@@ -59,6 +59,7 @@ Duration CoordinatorMachine::Impl::AttemptAge(const control::Join& join) const {
 }
 
 void CoordinatorMachine::Impl::HandleJoin(ConnectionId from, const control::Join& join) {
+  if (!TakesLink(from, join)) return;
   Peer peer;
   peer.join = join;
   peer.connection = from;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/coordinator.h"
+#include "core/coordinator_links.h"
 #include "core/coordinator_peers.h"
 #include "core/coordinator_problems.h"
 #include "core/holdings.h"
@@ -152,6 +153,9 @@ class CoordinatorMachine::Impl {
   control::RendezvousRecord OwnRecord() const;
   bool IsOurs(const control::RendezvousRecord& record) const;
   void StandDown(const std::string& reason);
+
+  // -- coordinator_links.cc
+  bool TakesLink(ConnectionId from, const control::Join& join);
 
   // -- coordinator_gather.cc
   void HandleJoin(ConnectionId from, const control::Join& join);
@@ -305,6 +309,7 @@ class CoordinatorMachine::Impl {
   std::optional<control::GenerationMark> mark_;  // not written yet
 
   // Who is who.
+  AgentLinks links_;
   PeerTable<Rank> members_;         // fresh joins while gathering; then the run's
   PeerTable<Rank> resumed_;         // of a run that this machine doesn't know: may go on with all
   PeerTable<Rank> pending_;         // strangers' joins during a run

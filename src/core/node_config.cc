@@ -20,6 +20,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
   started_ = true;
   state_ = e.state;
   if (state_.agent().empty()) state_.set_agent(options_.agent.Raw());
+  state_.set_life(state_.life() + 1);
+  Arm(kPersistTimer, {});  // apart: what else a start does must not depend on it
   jax_init_ = e.jax_init;
   for (const auto& shard : e.inventory.shards()) shards_[DigestOf(shard)] = shard;
   for (const auto& record : e.inventory.generations()) {

@@ -319,6 +319,7 @@ class NodeMachine::Impl {
   Instant heard_{};       // a coordinator's last word
   bool entered_ = false;  // RunStart came over this link
   Epoch link_epoch_ = 0;  // the highest that came over this link
+  uint64_t links_made_ = 0;
   bool holding_ = false;  // the link is a holder's
   std::string host_;
   uint32_t port_ = 0;

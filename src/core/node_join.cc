@@ -115,6 +115,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::LocateFailed& e) {
 void NodeMachine::Impl::Handle(const NodeEvent::CoordinatorConnected&) {
   if (link_ != Link::kConnecting) return;
   link_ = Link::kUp;
+  ++links_made_;
   link_epoch_ = 0;
   if (!link_local_) Arm(kSilentTimer, options_.timings.silent_after);
   if (!holding_ && !link_local_ && !InRun()) {
@@ -177,6 +178,9 @@ void NodeMachine::Impl::SendJoin() {
   join->mutable_data()->set_port(options_.data_port);
   join->set_data_token(options_.data_token);
   join->set_agent_boot(options_.boot.Raw());
+  join->mutable_link()->set_agent(state_.agent());
+  join->mutable_link()->set_life(state_.life());
+  join->mutable_link()->set_number(links_made_);
   for (const auto& [digest, shard] : shards_) {
     if (shard.job() == job()) *join->mutable_inventory()->add_shards() = shard;
   }

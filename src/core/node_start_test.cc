@@ -261,5 +261,44 @@ TEST(NodeStart, AHolderOfTwoJobsServesBothInTurn) {
   EXPECT_NE(asked.front(), asked.back());
 }
 
+// A coordinator may read an older connection's join last, and must know it for what it is.
+TEST(NodeStart, EachConnectionHasANumberAboveAllBeforeIt) {
+  std::optional<std::pair<uint64_t, uint64_t>> last;
+  NodeEvent::Started started = StartedAgain(MemberConfig());
+  for (int life = 0; life < 2; ++life) {
+    NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+    int joins = 0;
+    std::vector<TimerId> timers;  // set by the last step
+    const auto step = [&](const NodeEvent::Any& event) {
+      timers.clear();
+      for (const auto& action : machine.Step(Instant(1000s), event)) {
+        if (const auto* timer = std::get_if<NodeAction::SetTimer>(&action)) {
+          timers.push_back(timer->timer);
+        }
+        const auto* send = std::get_if<NodeAction::Send>(&action);
+        if (send == nullptr || !send->message.has_join()) continue;
+        const control::AgentLink& link = send->message.join().link();
+        EXPECT_EQ(link.agent(), TestId(1).Raw());
+        EXPECT_TRUE(!last || *last < std::pair(link.life(), link.number()));
+        last = {link.life(), link.number()};
+        ++joins;
+      }
+    };
+    step(started);
+    control::RendezvousRecord record;
+    record.set_job("job");
+    record.mutable_coordinator()->set_host("n0");
+    for (int i = 0; i < 2; ++i) {
+      step(NodeEvent::CoordinatorLocated{record});
+      step(NodeEvent::CoordinatorConnected{});
+      step(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, "lost")});
+      ASSERT_EQ(timers.size(), 1U);
+      step(NodeEvent::TimerFired{timers[0]});
+    }
+    EXPECT_EQ(joins, 2);
+    started.state = machine.state();
+  }
+}
+
 }  // namespace
 }  // namespace tierkeep

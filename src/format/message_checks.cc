@@ -325,6 +325,7 @@ Status CheckBody(const control::Join& m, const std::string& job) {
     TK_RETURN_IF_ERROR(CheckAttempt(m.attempt(), Presence::kRequired));
   }
   TK_RETURN_IF_ERROR(CheckFixed(m.agent_boot(), Id128::kSize, "agent_boot", Presence::kOptional));
+  TK_RETURN_IF_ERROR(CheckFixed(m.link().agent(), Id128::kSize, "link.agent", Presence::kOptional));
   TK_RETURN_IF_ERROR(CheckAddress(m.data(), "data"));
   TK_RETURN_IF_ERROR(CheckToken(m.data_token()));
   TK_RETURN_IF_ERROR(CheckJoinRun(m, job));

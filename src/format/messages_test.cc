@@ -162,6 +162,7 @@ TEST(Messages, BrokenEnvelopesAndJoins) {
       TK_BROKEN("staged is of another run", Join, e.mutable_join()->set_holder(true)),
       TK_BROKEN("previous_nodes '' is no node", Join, e.mutable_join()->add_previous_nodes("")),
       TK_BROKEN("agent_boot has 1", Join, e.mutable_join()->set_agent_boot("x")),
+      TK_BROKEN("link.agent has 1", Join, e.mutable_join()->mutable_link()->set_agent("x")),
       TK_BROKEN("unreadable.digest has 5", Join,
                 e.mutable_join()->mutable_inventory()->mutable_unreadable(0)->set_digest("12345")),
   });

@@ -44,6 +44,7 @@ namespace tierkeep::sim {
   X(kRunFalls, "a run's sequence no higher than the one before")             \
   /* sim_runtime.cc */                                                       \
   X(kOldEpochActs, "a message of an earlier epoch has an effect")            \
+  X(kOldConnectionActs, "a message of an older connection has an effect")    \
   /* simulation.cc */                                                        \
   X(kUnexplainedError, "an error that no fault explains")                    \
   X(kNoCommit, "no commit in time")                                          \

@@ -28,7 +28,7 @@ const std::vector<std::string_view>& FaultsOf(Reason reason) {
       {"RAM lost", "machine replaced"},
       {"connection broken", "connection refused", "frame lost", "frame delayed", "partition",
        "one-way partition", "rendezvous away", "rendezvous stale", "rendezvous answer lost",
-       "data connection cut off", "old frame replayed", "frame duplicated"},
+       "data connection cut off", "old frame replayed", "frame duplicated", "connection overtaken"},
       {"agent crash"},
       {"job restart", "job process killed", "ranks moved", "host swapped", "another job",
        "world changed", "foreign leftovers"},

@@ -259,6 +259,22 @@ void SavedUntold(Simulation& sim) {
   sim.RunUntilCommitted(sim.job().saves_written(), kLimit);
 }
 
+// An agent comes back, loses its connection and dials again. Its coordinator reads the older
+// connection's join when it has heard the newer one's.
+void ReadBehindANewerOne(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.network().set_rates({.overtaken = 1'000'000});
+  sim.host(1).KillAgent();
+  sim.world().Fault("agent crash");
+  sim.world().RunUntil(sim.world().now() + kLimit,
+                       [&] { return sim.world().HadFault("connection overtaken"); });
+  sim.network().set_rates({});
+  if (!sim.RunUntilCommitted(sim.job().saves_written() + 2, kLimit)) return;
+  if (sim.world().count("frames of overtaken connections") == 0) {
+    sim.world().Fail("no older connection was read");
+  }
+}
+
 }  // namespace
 
 std::vector<Scenario> GuardScenarios() {
@@ -311,6 +327,10 @@ std::vector<Scenario> GuardScenarios() {
        .run = LateHolderIsFreed,
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2},
        .spares = 1},
+      {.name = "read-behind-a-newer-one",
+       .about = "what an older connection brings behind a newer one's join has no effect",
+       .run = ReadBehindANewerOne,
+       .shape = {.nodes = 2}},
       {.name = "saved-untold",
        .about = "a save that no coordinator could be told of is kept until one can",
        .run = SavedUntold,

@@ -70,6 +70,7 @@ void Nemesis::ChooseRates() {
   network.replayed = rate(100'000);
   network.refused = rate(100'000);
   network.duplicated = rate(50'000);
+  network.overtaken = rate(10'000);
   parts_.network->set_rates(network);
   parts_.rendezvous->set_rates({rate(50'000), rate(200'000), rate(100'000)});
   *parts_.data_rates = {rate(20'000), rate(50'000)};

@@ -11,6 +11,10 @@ namespace {
 
 constexpr size_t kOldFramesMax = 64;
 constexpr Duration kConnectDeadline = 5s;
+constexpr Duration kUnreadMin = 5s;  // where no newer connection comes
+constexpr Duration kUnreadMax = 60s;
+constexpr uint32_t kFirstFrameFactor = 10;
+constexpr Duration kSlowCloseMax = 200ms;
 
 }  // namespace
 
@@ -48,6 +52,13 @@ SimFrameNetwork::~SimFrameNetwork() {
 void SimFrameNetwork::Send(ConnectionId connection, std::string frame) {
   ++frames_sent_;
   network_->Send(connection, std::move(frame));
+}
+
+SimNetwork::Greeting SimNetwork::GreetingOf(const std::string& frame) {
+  control::Envelope message;
+  if (!message.ParseFromString(frame)) return {};
+  const control::AgentLink& link = message.join().link();
+  return {message.job(), link.agent(), message.join().agent_boot(), link.life()};
 }
 
 // ---- all together ------------------------------------------------------------------------------
@@ -114,6 +125,7 @@ void SimNetwork::Send(ConnectionId id, std::string frame) {
   const End& from = connection->ends[static_cast<size_t>(side)];
   End& to = connection->ends[static_cast<size_t>(1 - side)];
   if (connection->broken || from.closed || !from.process->alive()) return;
+  if (side == 0 && !connection->greeting) connection->greeting = GreetingOf(frame);
   if (world_->Chance(rates_.lost)) {
     world_->Fault("frame lost");
     return Break(connection, 3s);
@@ -122,6 +134,7 @@ void SimNetwork::Send(ConnectionId id, std::string frame) {
     connection->unsent.push_back(std::move(frame));
     return;
   }
+  if (MayOvertake(*connection, side)) Overtake(connection);
   Duration delay = Latency(from.host, to.host);
   if (world_->Chance(rates_.late)) {
     world_->Fault("frame delayed");
@@ -152,9 +165,12 @@ void SimNetwork::Deliver(const ConnectionPtr& connection, int to, std::string fr
   End& end = connection->ends[static_cast<size_t>(to)];
   const End& from = connection->ends[static_cast<size_t>(1 - to)];
   if (connection->broken || end.closed || !end.process->alive()) return;
+  if (to == 1 && connection->overtaken) return connection->unread.push_back(std::move(frame));
   if (!IsCut(from.host, end.host) && end.stalled.empty()) {
-    if (old_.empty() || !world_->Chance(rates_.replayed)) return HandOver(end, std::move(frame));
-    HandOver(end, frame);
+    if (old_.empty() || !world_->Chance(rates_.replayed)) {
+      return HandOver(connection, to, std::move(frame));
+    }
+    HandOver(connection, to, frame);
     return MayReplay(connection, to, frame);
   }
   if (end.stalled.empty()) {
@@ -166,9 +182,13 @@ void SimNetwork::Deliver(const ConnectionPtr& connection, int to, std::string fr
   end.stalled.push_back(std::move(frame));
 }
 
-void SimNetwork::HandOver(End& end, std::string frame) {
+void SimNetwork::HandOver(const ConnectionPtr& connection, int to, std::string frame) {
+  End& end = connection->ends[static_cast<size_t>(to)];
   world_->Trace("frame of {} bytes to n{} on {}", frame.size(), end.host, end.id);
   end.network->handler_->OnFrame(end.id, std::move(frame));
+  if (to == 0) return;
+  connection->greeted = true;
+  if (!overtaken_.empty()) OnNewer(*connection);
 }
 
 void SimNetwork::Mended(const ConnectionPtr& connection, int to) {
@@ -177,7 +197,7 @@ void SimNetwork::Mended(const ConnectionPtr& connection, int to) {
     if (connection->broken || end.closed || !end.process->alive()) return;
     std::string frame = std::move(end.stalled.front());
     end.stalled.pop_front();
-    HandOver(end, std::move(frame));
+    HandOver(connection, to, std::move(frame));
   }
 }
 
@@ -187,7 +207,12 @@ void SimNetwork::Close(ConnectionId id) {
   const auto [connection, side] = it->second;
   End& end = connection->ends[static_cast<size_t>(side)];
   if (end.closed) return;
-  Report(connection, side, 1us, Code::kCancelled, "closed");
+  if (side == 1) connection->closing = true;
+  // What the network's thread has read by then is told still.
+  const bool slow = rates_.overtaken != 0 && world_->Chance(500'000);
+  Report(connection, side, slow ? world_->Between(1us, kSlowCloseMax) : Duration(1us),
+         Code::kCancelled, "closed");
+  if (connection->overtaken) return;  // once it is read
   End& other = connection->ends[static_cast<size_t>(1 - side)];
   if (other.process == nullptr) return;
   // After all that was sent.
@@ -244,6 +269,7 @@ void SimNetwork::OnDead(const SimProcess* process, bool silent) {
     ends_.erase(connection->ends[static_cast<size_t>(side)].id);
     const End& other = connection->ends[static_cast<size_t>(1 - side)];
     if (other.process == nullptr || other.closed) continue;
+    if (side == 0 && connection->overtaken) continue;  // once it is read
     const Duration notice = silent ? world_->Between(1s, 60s)
                                    : std::max(other.last_arrival - world_->now(), Duration{}) + 1ms;
     Report(connection, 1 - side, notice, Code::kUnavailable, "the peer is gone");
@@ -296,9 +322,76 @@ void SimNetwork::MayReplay(const ConnectionPtr& connection, int to, const std::s
   if (old.job != now.job() || old.epoch >= now.epoch()) return;
   world_->Fault("old frame replayed");
   SimFrameNetwork* network = end.network;
-  network->runtime_->sim_loop().ExpectNoEffect(
-      [network] { return network->runtime_->effects() + network->frames_sent_; });
-  HandOver(end, old.frame);
+  network->runtime_->sim_loop().ExpectNoEffect(Checker::kOldEpochActs, [network] {
+    return network->runtime_->effects() + network->frames_sent_;
+  });
+  HandOver(connection, to, old.frame);
+}
+
+// ---- connections that are overtaken ------------------------------------------------------------
+
+// What says the most comes first.
+bool SimNetwork::MayOvertake(Connection& connection, int side) {
+  if (side != 0 || connection.overtaken || rates_.overtaken == 0) return false;
+  const bool first = !std::exchange(connection.asked, true);
+  return world_->Chance(first ? kFirstFrameFactor * rates_.overtaken : rates_.overtaken);
+}
+
+void SimNetwork::Overtake(const ConnectionPtr& connection) {
+  world_->Fault("connection overtaken");
+  connection->overtaken = true;
+  overtaken_.push_back(connection);
+  Report(connection, 0, world_->Between(1us, 1s), Code::kUnavailable, "connection broke");
+  world_->After(world_->Between(kUnreadMin, kUnreadMax),
+                [this, connection] { ReadOvertaken(connection); });
+}
+
+// Something was read from it: what older ones hold is read at any time now.
+void SimNetwork::OnNewer(const Connection& newer) {
+  for (const ConnectionPtr& older : overtaken_) {
+    const bool same_hosts = older->ends[0].host == newer.ends[0].host &&
+                            older->ends[1].network == newer.ends[1].network;
+    if (!same_hosts || older->ends[0].id >= newer.ends[0].id) continue;
+    if (std::exchange(older->read_soon, true)) continue;
+    world_->After(world_->Between(1us, 1s), [this, older] { ReadOvertaken(older); });
+  }
+}
+
+void SimNetwork::ReadOvertaken(const ConnectionPtr& connection) {
+  if (std::erase(overtaken_, connection) == 0) return;
+  connection->overtaken = false;
+  for (std::string& frame : std::exchange(connection->unread, {})) {
+    const End& end = connection->ends[1];
+    if (connection->broken || end.closed || !end.process->alive()) return;
+    world_->Count("frames of overtaken connections");
+    ExpectNoEffect(*connection);
+    HandOver(connection, 1, std::move(frame));
+  }
+  Report(connection, 1, 1us, Code::kUnavailable, "closed by the peer");
+}
+
+// Unless no newer connection of the same agent speaks to that coordinator, and as long as one does.
+void SimNetwork::ExpectNoEffect(const Connection& older) {
+  SimFrameNetwork* network = older.ends[1].network;
+  const auto is_newer = [&](const Connection& other) {
+    if (!older.greeting || !other.greeting || !other.greeted || other.closing) return false;
+    const Greeting& first = *older.greeting;
+    const Greeting& second = *other.greeting;
+    // A start that could not write down which it is can't be told from the one before.
+    const bool ordered = first.life != second.life || first.boot == second.boot;
+    return other.ends[1].network == network && older.ends[0].id < other.ends[0].id &&
+           first.job == second.job && first.agent == second.agent && ordered &&
+           !other.ends[1].closed;
+  };
+  for (const auto& [id, place] : ends_) {
+    if (place.second != 1 || !is_newer(*place.first)) continue;
+    network->runtime_->sim_loop().ExpectNoEffect(
+        Checker::kOldConnectionActs, [network, newer = place.first]() -> uint64_t {
+          if (newer->closing || newer->ends[1].closed) return 0;
+          return network->runtime_->effects() + network->frames_sent_;
+        });
+    return;
+  }
 }
 
 }  // namespace tierkeep::sim

@@ -3,7 +3,10 @@
 // A frame that is lost breaks its connection. What is sent into a cut direction waits; if the cut
 // is mended in time it arrives late, perhaps after the frames of newer connections, else the
 // connection breaks. Frames that a member may have to send again (not those that begin or end its
-// part in a run) also come twice, the second time after later ones. A process that dies closes its
+// part in a run) also come twice, the second time after later ones. A connection is overtaken when
+// whoever dialed has lost it and dials anew, while what was sent over it lies unread at the other
+// end, to be read behind the newer one's frames; whoever closes one may be told of a moment longer
+// what it brings. A process that dies closes its
 // connections; a machine that goes down is just silent. Frames of earlier epochs are kept and now
 // and then arrive once more, which no member may heed. Threads: one.
 #pragma once
@@ -12,6 +15,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,6 +34,7 @@ struct NetworkRates {  // per million frames, connections
   uint32_t replayed = 0;    // of an earlier epoch
   uint32_t duplicated = 0;  // of this one, after up to `late_by`
   uint32_t refused = 0;
+  uint32_t overtaken = 0;  // per million frames of who dialed
 };
 
 class SimRuntime;
@@ -69,10 +74,22 @@ class SimNetwork {
     Instant last_arrival{};
     std::deque<std::string> stalled;
   };
+  // What whoever dialed said first.
+  struct Greeting {
+    std::string job, agent, boot;
+    uint64_t life = 0;
+  };
   struct Connection {
     std::array<End, 2> ends;
     std::vector<std::string> unsent;  // until it is accepted
     bool broken = false;
+    bool closing = false;  // by whoever accepted it
+    std::optional<Greeting> greeting;
+    bool asked = false;      // whether it is to be overtaken
+    bool greeted = false;    // it was handed over
+    bool overtaken = false;  // what comes to ends[1] is kept
+    bool read_soon = false;  // a newer one was read
+    std::deque<std::string> unread;
   };
   using ConnectionPtr = std::shared_ptr<Connection>;
   struct OldFrame {
@@ -81,12 +98,18 @@ class SimNetwork {
     std::string job, frame;
   };
 
+  static Greeting GreetingOf(const std::string& frame);
   ConnectionId Connect(SimFrameNetwork* network, const HostPort& to);
   void Establish(const ConnectionPtr& connection, const HostPort& to);
   void Send(ConnectionId id, std::string frame);
   void Close(ConnectionId id);
   void Deliver(const ConnectionPtr& connection, int to, std::string frame);
-  void HandOver(End& end, std::string frame);
+  void HandOver(const ConnectionPtr& connection, int to, std::string frame);
+  bool MayOvertake(Connection& connection, int side);
+  void Overtake(const ConnectionPtr& connection);
+  void OnNewer(const Connection& newer);
+  void ReadOvertaken(const ConnectionPtr& connection);
+  void ExpectNoEffect(const Connection& older);
   void Mended(const ConnectionPtr& connection, int to);
   void Break(const ConnectionPtr& connection, Duration notice_max);
   void Report(const ConnectionPtr& connection, int side, Duration delay, Code code,
@@ -102,6 +125,7 @@ class SimNetwork {
   std::map<std::pair<size_t, uint16_t>, SimFrameNetwork*> listening_;
   std::map<ConnectionId, std::pair<ConnectionPtr, int>> ends_;
   std::vector<OldFrame> old_;
+  std::vector<ConnectionPtr> overtaken_;
   ConnectionId next_id_ = 1;
   uint16_t next_port_ = 20000;
 };

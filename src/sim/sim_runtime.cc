@@ -102,11 +102,14 @@ void SimRandom::Fill(void* data, size_t n) {
 void SimLoop::Post(std::function<void()> work) {
   busy_until_ = std::max(busy_until_, world_->now() + DelayOf(world_, *speed_, kHandOverMax));
   if (effects_) {
-    work = [world = world_, effects = std::exchange(effects_, nullptr), work = std::move(work)] {
+    work = [world = world_, checker = checker_, effects = std::exchange(effects_, nullptr),
+            work = std::move(work)] {
       const uint64_t before = effects();
       work();
-      if (effects() != before)
-        world->Fail(Checker::kOldEpochActs, "a message of an earlier epoch had an effect");
+      if (effects() == before) return;
+      world->Fail(checker, checker == Checker::kOldEpochActs
+                               ? "a message of an earlier epoch had an effect"
+                               : "a message of an older connection had an effect");
     };
   }
   world_->At(busy_until_, [process = process_, work = std::move(work)] {

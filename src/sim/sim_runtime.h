@@ -66,7 +66,10 @@ class SimLoop : public Loop {
   // The clock was moved: due timers fire.
   void ClockMoved();
   // The next work that is posted must have no effect: no work elsewhere, no frame.
-  void ExpectNoEffect(std::function<uint64_t()> effects) { effects_ = std::move(effects); }
+  void ExpectNoEffect(Checker checker, std::function<uint64_t()> effects) {
+    checker_ = checker;
+    effects_ = std::move(effects);
+  }
 
  private:
   struct Timer {
@@ -84,6 +87,7 @@ class SimLoop : public Loop {
   Instant busy_until_{};
   uint64_t timers_set_ = 0;
   std::function<uint64_t()> effects_;
+  Checker checker_{};  // of that
   std::map<TimerKey, Timer> timers_;
   // Events outlive us.
   const std::shared_ptr<SimLoop*> self_ = std::make_shared<SimLoop*>(this);

@@ -28,6 +28,7 @@ const std::vector<Demand>& Demands() {
       {C::kEpochFalls, M::kLowEpoch},
       {C::kRunFalls, M::kLowRunSequence},
       {C::kOldEpochActs, M::kAcceptOlderEpoch},
+      {C::kOldConnectionActs, M::kAcceptOlderConnection},
       {C::kUnexplainedError, M::kLoseOccurrence},
       {C::kNoCommit, M::kReleaseEarly},
       {C::kNotRebuilt, M::kNoRebuild},
@@ -38,6 +39,7 @@ const std::vector<Demand>& Demands() {
 const std::vector<Hint>& Hints() {
   using M = Mutation;
   static const std::vector<Hint> kHints = {
+      {M::kAcceptOlderConnection, {"--scenario read-behind-a-newer-one"}},
       {M::kAcceptOlderEpoch, {"--seed 5"}},
       {M::kAdoptFromIncoming, {"--seed 9"}},
       {M::kCleanOnResume, {"--seed 16"}},
