@@ -90,6 +90,8 @@ class Agent {
   // Until the agent is to exit.
   void Loop();
   void BeginStop();
+  // Why it ended by itself; OK when it was asked to.
+  const Status& ended() const { return ended_; }
   const Logger& logger() const { return logger_; }
 
  private:
@@ -132,6 +134,7 @@ class Agent {
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<NodeHost> node_;
   std::atomic<bool> stopping_{false};
+  Status ended_;  // the loop's thread
   std::unique_ptr<HttpServer> admin_;
   std::unique_ptr<HttpServer> metrics_server_;
 };
@@ -300,7 +303,12 @@ Status Agent::StartNode() {
                         },
                         settings_.mount + "/client",
                         steps_.get(),
-                        [] { return ReadCgroupMemory(); }};
+                        [] { return ReadCgroupMemory(); },
+                        [this](const Status& why) {
+                          ended_ = why;
+                          NotifyStopping();
+                          loop_.Stop();
+                        }};
   node_ = std::make_unique<NodeHost>(std::move(parts), std::move(options));
   return node_->Start();
 }
@@ -429,7 +437,7 @@ Status RunAgent(const AgentSettings& settings) {
   // The loop also ends without a signal where the node machine decides so.
   ::pthread_kill(signals.native_handle(), SIGTERM);
   signals.join();
-  return OkStatus();
+  return agent.ended();
 }
 
 }  // namespace tierkeep

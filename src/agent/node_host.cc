@@ -1,6 +1,7 @@
 #include "agent/node_host.h"
 
 #include "agent/replica_compare.h"
+#include "base/mutation.h"
 #include "base/overloaded.h"
 #include "core/action_names.h"
 #include "core/restore_choice.h"
@@ -153,6 +154,8 @@ void NodeHost::Post(NodeEvent::Any event) {
 }
 
 void NodeHost::Dispatch(const NodeEvent::Any& event) {
+  if (std::holds_alternative<NodeEvent::Started>(event)) LookEverySoOften();
+  if (volume_lost_) return;
   Observe(event);
   NodeActions actions = machine_.Step(parts_.clock->Now(), event);
   NodeActions ordered;
@@ -231,7 +234,7 @@ void NodeHost::Announce(const NodeAction::Any& action) {
 }
 
 void NodeHost::RunBatch(NodeActions* actions) {
-  for (size_t i = 0; i < actions->size(); ++i) {
+  for (size_t i = 0; i < actions->size() && !volume_lost_; ++i) {
     NodeAction::Any& action = (*actions)[i];
     Announce(action);
     const Status done = Carry(&action);
@@ -304,6 +307,11 @@ Status NodeHost::Do(const NodeAction::Disconnect&) {
 // A message may be large: it is given on, not copied.
 Status NodeHost::Do(NodeAction::Send& a) {
   return OnLoop([this, message = std::move(a.message)]() mutable {
+    // Any message may be, or rest on, a word about copies: what was staged, verified, recorded.
+    if (!TK_MUTATION(kTellUnlooked) && !VolumeStands()) {
+      TK_PROBE(kVanishedUntold);
+      return;
+    }
     parts_.control->Send(std::move(message));
   });
 }

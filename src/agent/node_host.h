@@ -56,7 +56,12 @@ class NodeHost {
     std::string volume_path;  // <mount>/client, to watch
     Steps* steps = nullptr;   // may be none
     MemoryLimit memory_limit = {};
+    // The RAM volume has vanished, and that was logged: the agent is to end with status 1, so that
+    // it is started anew as one that has lost its RAM. Called once, on the loop.
+    std::function<void(const Status& why)> on_volume_lost = {};
   };
+  // How often the volume is looked at, beside each time before a message leaves.
+  static constexpr Duration kLookEvery = 2s;
 
   NodeHost(Parts parts, NodeOptions options);
   ~NodeHost();
@@ -69,7 +74,10 @@ class NodeHost {
   // `done` gets how the last write of the state ended, once all that was dispatched so far is
   // carried out; on another thread.
   void WhenPersisted(std::function<void(Status)> done) {
-    ordered_->Submit([this, done = std::move(done)] { done(persisted_); });
+    ordered_->Submit([this, done = std::move(done)] {
+      const Status ends = Error(Code::kUnavailable, "the agent ends: its volume is gone");
+      done(volume_lost_ ? ends : persisted_);
+    });
   }
 
   NodeStatus status() const { return machine_.status(); }
@@ -133,6 +141,10 @@ class NodeHost {
   Status Do(const NodeAction::CancelTask&) { return OkStatus(); }
   void StageOn(TaskId task, std::shared_ptr<StageJob> job);
   Status OnLoop(std::function<void()> work);
+  // Whether what this node says of its copies can be true: they stand where others see them.
+  bool VolumeStands();
+  void LookEverySoOften();
+  void GiveUpVolume(const Status& why);
   std::shared_ptr<std::atomic<bool>> Flag(TaskId task);  // any thread
   std::vector<PullSource> SourcesOf(const control::SourceList& wanted) const;
   void EndTask(TaskId task);
@@ -154,6 +166,7 @@ class NodeHost {
   std::optional<Instant> last_commit_at_;
   std::string framework_;  // label of metrics
   std::function<void()> stopped_;
+  std::atomic<bool> volume_lost_{false};  // set on the loop: nothing is done any more
 
   std::mutex mutex_;  // of tasks_
   std::map<TaskId, Task> tasks_;

@@ -85,7 +85,11 @@ namespace tierkeep {
   /* Links of the attempt before stay in the volume. */           \
   X(kOldLinksStay, "old-links-stay")                              \
   /* What a crash left half made in the store stays. */           \
-  X(kNeverSweep, "never-sweep")
+  X(kNeverSweep, "never-sweep")                                   \
+  /* The agent works on in a volume that nobody else sees. */     \
+  X(kIgnoreVanishedVolume, "ignore-vanished-volume")              \
+  /* Copies are told of without a look at the volume. */          \
+  X(kTellUnlooked, "tell-unlooked")
 
 #define TK_PROBES(X)                                               \
   X(kRankTakenByNewer, "rank taken by a newer attempt")            \
@@ -128,7 +132,9 @@ namespace tierkeep {
   X(kChangedWhileHashed, "a save changed while it was hashed")     \
   X(kSharedFileCopied, "a file with a second name copied")         \
   X(kYamlExchanged, "a yaml exchanged while it was removed")       \
-  X(kWatchOverflow, "a watch overflowed")
+  X(kWatchOverflow, "a watch overflowed")                          \
+  X(kVolumeVanished, "a vanished volume noticed")                  \
+  X(kVanishedUntold, "copies in a vanished volume untold")
 
 enum class Mutation : uint8_t {
   kNone,

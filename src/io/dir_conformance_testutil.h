@@ -19,6 +19,8 @@ namespace tierkeep {
 struct DirUnderTest {
   std::shared_ptr<void> owner;
   Dir* dir = nullptr;
+  // Puts an empty directory in its place; what is open stays open. Gives that, opened by the path.
+  std::function<std::unique_ptr<Dir>()> replace;
 };
 struct DirFactory {
   std::string name;
@@ -404,6 +406,24 @@ TEST_P(DirConformanceTest, SetsModes) {
   ASSERT_TRUE(dir_.MakeDir("d", 0700).ok());
   ASSERT_TRUE(dir_.SetOwnerAndMode("d", before.uid, before.gid, 0751).ok());
   EXPECT_EQ(dir_.Stat("d")->mode, 0751u);
+}
+
+TEST_P(DirConformanceTest, KnowsThatItsPathLeadsElsewhere) {
+  Write("f", "kept");
+  ASSERT_TRUE(dir_.MakeDir("d", 0755).ok());
+  EXPECT_TRUE(dir_.CheckPath().ok()) << dir_.CheckPath().error().ToString();
+  EXPECT_EQ(CodeOf((*dir_.OpenDir("d"))->CheckPath()), Code::kUnimplemented);
+  const std::unique_ptr<Dir> other = fixture_.replace();
+  ASSERT_NE(other, nullptr);
+  EXPECT_EQ(CodeOf(dir_.CheckPath()), Code::kAborted);
+  EXPECT_TRUE(other->CheckPath().ok());
+  // Nothing else shows it: the open directory is the old one, and works.
+  EXPECT_EQ(Read("f"), "kept");
+  EXPECT_TRUE(dir_.WriteFileAtomically("d/g", "late", 0644).ok());
+  EXPECT_TRUE(dir_.Rename("d/g", "g").ok());
+  EXPECT_EQ(Read("g"), "late");
+  EXPECT_TRUE(other->List("")->empty());
+  EXPECT_TRUE(dir_.Space().ok());
 }
 
 TEST_P(DirConformanceTest, ReportsSpace) {

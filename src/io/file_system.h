@@ -133,6 +133,11 @@ class Dir {
   // writable and shared (a read lease is refused then; man fcntl, F_SETLEASE).
   virtual Result<LeaseResult> ProbeWriters(std::string_view path) = 0;
   virtual Result<SpaceInfo> Space() = 0;
+  // Whether the path that this directory was opened by (OpenPosixDir) still leads to it. After a
+  // lazy unmount, or with something mounted over it, an open directory works on as before, as a
+  // tree that nobody else sees, and no watch tells. kAborted: the path leads elsewhere or nowhere,
+  // which the message says; another error: it can't be told. kUnimplemented for what OpenDir gave.
+  virtual Status CheckPath() = 0;
 };
 
 // The real one. Fails when `path` is not a directory; the path itself may lead over links, since

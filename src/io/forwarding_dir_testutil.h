@@ -70,6 +70,7 @@ class ForwardingDir : public Dir {
     return inner_->ProbeWriters(path);
   }
   Result<SpaceInfo> Space() override { return inner_->Space(); }
+  Status CheckPath() override { return inner_->CheckPath(); }
 
  protected:
   // What OpenDir returns for a directory below: a test that breaks calls there wraps it too.

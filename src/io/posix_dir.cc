@@ -27,12 +27,15 @@ struct Place {
 
 class PosixDir : public Dir {
  public:
-  PosixDir(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
+  enum class OpenedBy : uint8_t { kItsPath, kOther };
+  PosixDir(UniqueFd fd, std::string name, OpenedBy by)
+      : fd_(std::move(fd)), name_(std::move(name)), opened_by_(by) {}
 
   Result<std::unique_ptr<Dir>> OpenDir(std::string_view path) override {
     TK_ASSIGN_OR_RETURN(UniqueFd fd, Open(path, O_RDONLY | O_DIRECTORY, 0, "open directory"));
     std::string name = path.empty() ? name_ : name_ + "/" + std::string(path);
-    return std::unique_ptr<Dir>(std::make_unique<PosixDir>(std::move(fd), std::move(name)));
+    return std::unique_ptr<Dir>(
+        std::make_unique<PosixDir>(std::move(fd), std::move(name), OpenedBy::kOther));
   }
 
   Result<std::unique_ptr<File>> OpenFile(std::string_view path) override {
@@ -201,6 +204,8 @@ class PosixDir : public Dir {
     return info;
   }
 
+  Status CheckPath() override;
+
  private:
   // Names come from outside: escaped, so that an error in a log can't forge a line.
   std::string Shown(std::string_view path) const {
@@ -288,7 +293,8 @@ class PosixDir : public Dir {
                       uint32_t mode, std::string_view path) const;
 
   const UniqueFd fd_;
-  const std::string name_;
+  const std::string name_;  // its path, where it was opened by that
+  const OpenedBy opened_by_;
 };
 
 Status PosixDir::WriteNewFile(const Place& at, const std::string& temporary,
@@ -348,6 +354,25 @@ Status PosixDir::SetImmutable(std::string_view path, bool immutable) {
   }
 }
 
+// As long as the directory is open nothing else has its device and inode. The mount's id would say
+// less: a bind mount of the same tree at the path is as good.
+Status PosixDir::CheckPath() {
+  if (opened_by_ != OpenedBy::kItsPath) {
+    return Error(Code::kUnimplemented, "check the path of " + Shown("") + ": it was opened below");
+  }
+  struct stat own;
+  if (::fstat(fd_.get(), &own) != 0) return Failed(errno, "stat", "");
+  struct stat there;
+  if (::stat(name_.c_str(), &there) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) return Failed(errno, "stat", "");
+    return Error(Code::kAborted, "nothing is at " + Shown("") + " any more", errno);
+  }
+  if (there.st_dev == own.st_dev && there.st_ino == own.st_ino) return OkStatus();
+  const bool same_device = there.st_dev == own.st_dev;
+  return Error(Code::kAborted, "another " + std::string(same_device ? "directory" : "file system") +
+                                   " is at " + Shown("") + " now");
+}
+
 Result<LeaseResult> PosixDir::ProbeWriters(std::string_view path) {
   TK_ASSIGN_OR_RETURN(const UniqueFd fd, OpenRegular(path, O_RDONLY));
   // Somebody may open the file for writing in the instant that the lease is held; the kernel then
@@ -379,7 +404,8 @@ bool IsPlainPath(std::string_view path) {
 Result<std::unique_ptr<Dir>> OpenPosixDir(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoError(errno, "open directory " + EscapeName(path));
-  return std::unique_ptr<Dir>(std::make_unique<PosixDir>(std::move(fd), path));
+  return std::unique_ptr<Dir>(
+      std::make_unique<PosixDir>(std::move(fd), path, PosixDir::OpenedBy::kItsPath));
 }
 
 }  // namespace tierkeep

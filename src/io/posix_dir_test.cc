@@ -17,11 +17,26 @@
 namespace tierkeep {
 namespace {
 
+// The directory under test is one below the temporary one, so that what replaces it goes, too.
+struct Below {
+  explicit Below(const std::string& root) : temp(root) {
+    EXPECT_TRUE(temp.dir().MakeDir("d", 0755).ok());
+    dir = *OpenPosixDir(temp.Path("d"));
+  }
+  std::unique_ptr<Dir> Replace() {
+    EXPECT_TRUE(temp.dir().Rename("d", "aside").ok());
+    EXPECT_TRUE(temp.dir().MakeDir("d", 0755).ok());
+    return *OpenPosixDir(temp.Path("d"));
+  }
+  TempDir temp;
+  std::unique_ptr<Dir> dir;
+};
+
 DirFactory Factory(const std::string& name, const std::string& root) {
   return {name, [root] {
-            auto owner = std::make_shared<TempDir>(root);
-            Dir* dir = &owner->dir();
-            return DirUnderTest{owner, dir};
+            auto owner = std::make_shared<Below>(root);
+            Dir* dir = owner->dir.get();
+            return DirUnderTest{owner, dir, [owner] { return owner->Replace(); }};
           }};
 }
 
@@ -207,6 +222,44 @@ TEST_F(PosixDirTest, AFullFileSystemIsAnErrorAndLeavesTheOldFile) {
     EXPECT_EQ(CodeOf((*file)->Allocate(0, 1 << 20)), Code::kResourceExhausted);
   }
   EXPECT_EQ(::umount2(temp_.Path("small").c_str(), MNT_DETACH), 0);
+}
+
+TEST_F(PosixDirTest, A14_ALazyUnmountIsSeenThoughTheDirectoryWorksOn) {
+  ASSERT_TRUE(dir_.MakeDir("ram", 0755).ok());
+  const std::string path = temp_.Path("ram");
+  const auto mount = [&] { return ::mount("none", path.c_str(), "tmpfs", 0, "size=1m") == 0; };
+  if (!mount()) GTEST_SKIP() << "may not mount";
+  const std::unique_ptr<Dir> ram = *OpenPosixDir(path);
+  EXPECT_TRUE(ram->CheckPath().ok());
+  ASSERT_TRUE(ram->WriteFileAtomically("f", "x", 0644).ok());
+  ASSERT_EQ(::umount2(path.c_str(), MNT_DETACH), 0);
+  EXPECT_EQ(CodeOf(ram->CheckPath()), Code::kAborted);
+  EXPECT_TRUE(ram->WriteFileAtomically("f", "y", 0644).ok());
+  // One that is mounted anew has the same inode number for its root.
+  ASSERT_TRUE(mount());
+  EXPECT_EQ(CodeOf(ram->CheckPath()), Code::kAborted);
+  EXPECT_THAT(ram->CheckPath().error().message(), testing::HasSubstr("another file system"));
+  EXPECT_TRUE((*OpenPosixDir(path))->List("")->empty());
+  // So it is when one is mounted over another.
+  const std::unique_ptr<Dir> second = *OpenPosixDir(path);
+  ASSERT_TRUE(mount());
+  EXPECT_EQ(CodeOf(second->CheckPath()), Code::kAborted);
+  ASSERT_EQ(::umount2(path.c_str(), MNT_DETACH), 0);
+  EXPECT_TRUE(second->CheckPath().ok());
+  ASSERT_EQ(::umount2(path.c_str(), MNT_DETACH), 0);
+  ASSERT_TRUE(dir_.RemoveDir("ram").ok());
+  EXPECT_THAT(second->CheckPath().error().message(), testing::HasSubstr("nothing is at"));
+}
+
+TEST_F(PosixDirTest, ABindMountOfTheSameTreeIsAsGood) {
+  ASSERT_TRUE(dir_.MakeDir("ram", 0755).ok());
+  const std::string path = temp_.Path("ram");
+  if (::mount("none", path.c_str(), "tmpfs", 0, "size=1m") != 0) GTEST_SKIP() << "may not mount";
+  const std::unique_ptr<Dir> ram = *OpenPosixDir(path);
+  EXPECT_EQ(::mount(path.c_str(), path.c_str(), nullptr, MS_BIND, nullptr), 0);
+  EXPECT_TRUE(ram->CheckPath().ok());
+  while (::umount2(path.c_str(), MNT_DETACH) == 0) {
+  }
 }
 
 TEST_F(PosixDirTest, TheTopMayLeadOverLinksAndMustBeADirectory) {

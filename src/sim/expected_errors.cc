@@ -12,6 +12,7 @@ enum class Reason : uint8_t {
   kFiles,     // file operations that fail
   kFull,      // no room
   kLost,      // RAM, machines
+  kVanished,  // RAM under a live agent
   kNetwork,   // connections, frames, partitions, rendezvous
   kCrash,     // of agents
   kJob,       // starts again, elsewhere, otherwise
@@ -25,7 +26,8 @@ const std::vector<std::string_view>& FaultsOf(Reason reason) {
       {"damage at rest", "byte flipped in flight", "restored checkpoint changed"},
       {"file errors", "read error", "write error"},
       {"mount full", "small mounts", "write error"},
-      {"RAM lost", "machine replaced"},
+      {"RAM lost", "machine replaced", "RAM volume vanished"},
+      {"RAM volume vanished"},
       {"connection broken", "connection refused", "frame lost", "frame delayed", "partition",
        "one-way partition", "rendezvous away", "rendezvous stale", "rendezvous answer lost",
        "data connection cut off", "old frame replayed", "frame duplicated", "connection overtaken"},
@@ -93,6 +95,7 @@ const std::vector<Expected>& AllExpected() {
       {"can't be adopted", {R::kFiles, R::kFull, R::kJob, R::kLost}},
       {"new saves are not protected", {R::kNetwork, R::kCrash, R::kLost, R::kSlowness, R::kJob}},
       // -- files
+      {"has vanished under its agent", {R::kVanished}},
       {"RESOURCE_EXHAUSTED", {R::kFull}},
       {"ENOSPC", {R::kFull}},
       {"DATA_LOSS: ", {R::kFiles, R::kDamage}},

@@ -13,6 +13,7 @@ namespace {
 constexpr uint64_t kOperationsMax = 400;
 constexpr Duration kCut = 60s;
 constexpr Duration kLongCut = 300s;
+constexpr uint64_t kVanishDraw = 0x76616e697368;
 
 }  // namespace
 
@@ -56,6 +57,11 @@ void Nemesis::ChooseKinds() {
     kinds_[i].every = rare ? parts_.world->Between(100s, 400s) : parts_.world->Between(15s, 200s);
     Plan(i);
   }
+  // Drawn apart, so that the schedules without it stay what they were.
+  Prng apart(parts_.seed ^ kVanishDraw);
+  if (!apart.Chance(1, 3)) return;
+  kinds_.push_back({"vanished volumes", &Nemesis::VanishOne, 15s + 1s * apart.Below(185)});
+  Plan(kinds_.size() - 1);
 }
 
 void Nemesis::ChooseRates() {
@@ -196,6 +202,14 @@ void Nemesis::LoseMachine(size_t i, bool replaced) {
   parts_.job->HostLost(i);
 }
 
+void Nemesis::VanishVolume(size_t i) {
+  parts_.world->Fault("RAM volume vanished");
+  parts_.ledger->Disturb();
+  parts_.ledger->OnLost();
+  host(i).VanishVolume();
+  parts_.job->HostLost(i);
+}
+
 bool Nemesis::LoseOne() {
   const size_t first = AnyHost();
   for (size_t n = 0; n < hosts(); ++n) {
@@ -215,6 +229,12 @@ void Nemesis::LoseRam() {
 void Nemesis::ReplaceMachine() {
   const size_t i = AnyHost();
   if (parts_.ledger->MayLose(i)) LoseMachine(i, true);
+}
+
+void Nemesis::VanishOne() {
+  const size_t i = AnyHost();
+  // What is lost without an agent there is "lost RAM".
+  if (host(i).sees_mount() && parts_.ledger->MayLose(i)) VanishVolume(i);
 }
 
 void Nemesis::LoseMuch() {

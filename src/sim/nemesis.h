@@ -29,6 +29,7 @@ struct NemesisParts {
   Ledger* ledger;
   SimOperator* people;
   uint64_t mount_bytes;
+  uint64_t seed;
   bool ranks_move;  // else every rank stays on its host
 };
 
@@ -45,6 +46,8 @@ class Nemesis {
   // ---- single faults, for scenarios too
   void CrashAgent(size_t host);  // soon, between two file operations
   void LoseMachine(size_t host, bool replaced);
+  // The mount is exchanged for an empty one, under the agent; its job's process doesn't outlive it.
+  void VanishVolume(size_t host);
   // One that the newest commit outlives. False: there is none.
   bool LoseOne();
   // One job process writes into what it was restored from. False: none can.
@@ -77,6 +80,7 @@ class Nemesis {
   void LoseRam();
   void ReplaceMachine();
   void LoseMuch();
+  void VanishOne();
   void BreakConnection();
   void Partition();
   void PartitionOneWay();

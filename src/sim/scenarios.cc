@@ -253,7 +253,7 @@ void LateAnswerAtStart(Simulation& sim) {
 }
 
 std::vector<Scenario> WithOthers(std::vector<Scenario> scenarios) {
-  for (const auto& others : {StartScenarios(), GuardScenarios()}) {
+  for (const auto& others : {StartScenarios(), GuardScenarios(), VolumeScenarios()}) {
     scenarios.insert(scenarios.end(), others.begin(), others.end());
   }
   return scenarios;

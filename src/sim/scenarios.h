@@ -22,9 +22,10 @@ struct Scenario {
 };
 
 const std::vector<Scenario>& Scenarios();
-// Those of start_scenarios.cc and guard_scenarios.cc, which are among them.
+// Those of start_scenarios.cc, guard_scenarios.cc and volume_scenarios.cc, which are among them.
 std::vector<Scenario> StartScenarios();
 std::vector<Scenario> GuardScenarios();
+std::vector<Scenario> VolumeScenarios();
 // nullptr: no such scenario.
 const Scenario* FindScenario(std::string_view name);
 SimulationResult RunScenario(const Scenario& scenario, bool trace, bool print);

@@ -172,11 +172,14 @@ class SimFile : public File, public FsHandle {
 
 class SimDir : public Dir {
  public:
-  SimDir(Origin origin, NodePtr node) : origin_(std::move(origin)), node_(std::move(node)) {}
+  enum class OpenedBy : uint8_t { kItsPath, kOther };
+  SimDir(Origin origin, NodePtr node, OpenedBy by)
+      : origin_(std::move(origin)), node_(std::move(node)), opened_by_(by) {}
 
   Result<std::unique_ptr<Dir>> OpenDir(std::string_view path) override {
     TK_ASSIGN_OR_RETURN(NodePtr node, Directory(FsCall::kOpenDir, path));
-    return std::unique_ptr<Dir>(std::make_unique<SimDir>(Below(path), std::move(node)));
+    return std::unique_ptr<Dir>(
+        std::make_unique<SimDir>(Below(path), std::move(node), OpenedBy::kOther));
   }
 
   Result<std::unique_ptr<File>> OpenFile(std::string_view path) override {
@@ -311,9 +314,21 @@ class SimDir : public Dir {
     const SimFsOptions& options = tree().options;
     SpaceInfo info;
     info.total_bytes = options.bytes_max;
-    info.free_bytes = options.bytes_max - std::min(options.bytes_max, tree().use->bytes);
-    info.free_inodes = options.inodes_max - std::min(options.inodes_max, tree().use->inodes);
+    info.free_bytes = options.bytes_max - std::min(options.bytes_max, node_->use->bytes);
+    info.free_inodes = options.inodes_max - std::min(options.inodes_max, node_->use->inodes);
     return info;
+  }
+
+  Status CheckPath() override {
+    TK_RETURN_IF_ERROR(origin_.Ask(FsCall::kCheckPath));
+    if (opened_by_ != OpenedBy::kItsPath) {
+      return Error(Code::kUnimplemented, "check a path: opened below another directory");
+    }
+    NodePtr there;
+    const Errno error = tree().Find(tree().root, origin_.base, true, &there);
+    if (error == 0 && there == node_) return OkStatus();
+    return Error(Code::kAborted, error == 0 ? "another file system is at the mount's path now"
+                                            : "nothing is at the mount's path any more");
   }
 
  private:
@@ -398,6 +413,7 @@ class SimDir : public Dir {
 
   const Origin origin_;
   const NodePtr node_;
+  const OpenedBy opened_by_;
 };
 
 Status SimDir::RemoveTree(std::string_view path) {
@@ -490,7 +506,7 @@ Status SimDir::WriteFileAtomically(std::string_view path, std::string_view conte
 std::unique_ptr<Dir> MakeSimDir(FsTree* tree, std::shared_ptr<SimProcess> process, NodePtr node,
                                 std::string base) {
   return std::make_unique<SimDir>(Origin{tree, std::move(process), tree->epoch, std::move(base)},
-                                  std::move(node));
+                                  std::move(node), SimDir::OpenedBy::kItsPath);
 }
 
 }  // namespace tierkeep::sim

@@ -33,7 +33,8 @@ constexpr std::string_view kCallNames[] = {"open directory",
                                            "set mode",
                                            "set immutable",
                                            "probe writers",
-                                           "read free space"};
+                                           "read free space",
+                                           "check the path of"};
 
 std::string Join(std::string_view base, std::string_view path) {
   std::string joined(base);
@@ -54,6 +55,7 @@ bool Changes(FsCall call) {
     case FsCall::kMap:
     case FsCall::kProbeWriters:
     case FsCall::kSpace:
+    case FsCall::kCheckPath:
       return false;
     default:
       return true;
@@ -88,7 +90,8 @@ Status SimProcess::Ask(FsCall call, std::string_view base, std::string_view path
                        std::string_view to) {
   int error = 0;
   if (alive_) {
-    const FsOp op{call, calls_++, base, path, to};
+    const FsOp op{call, calls_, base, path, to};
+    if (call != FsCall::kCheckPath) ++calls_;
     if (options_.before) error = options_.before(op);
     if (alive_ && error != 0) return ErrnoError(error, op.ToString() + ": injected");
   }
@@ -230,8 +233,19 @@ void SimFs::DeliverChanges() {
 void SimFs::Vanish() {
   ++tree_->epoch;
   tree_->EndWatches();
+  ForgetUnmounted();
   Detach(tree_->root.get());
   tree_->MakeRoot();
+}
+
+void SimFs::Remount() {
+  tree_->unmounted.push_back(tree_->root);
+  tree_->MakeRoot();
+}
+
+void SimFs::ForgetUnmounted() {
+  for (const NodePtr& root : tree_->unmounted) Detach(root.get());
+  tree_->unmounted.clear();
 }
 
 void SimFs::Reboot(Prng* prng) {

@@ -45,6 +45,7 @@ enum class FsCall : uint8_t {
   kSetImmutable,
   kProbeWriters,
   kSpace,
+  kCheckPath,
 };
 // Whether a call of this kind may change what is stored.
 bool Changes(FsCall call);
@@ -55,7 +56,7 @@ std::string_view FsCallName(FsCall call);
 // crash or an error can come between any two.
 struct FsOp {
   FsCall call;
-  uint64_t number;        // of its process, from 0
+  uint64_t number;        // of its process, from 0; a look at a path isn't counted
   std::string_view base;  // path of the handle, as it was opened from the root of the file system
   std::string_view path;  // below it; of a rename or hard link: the source
   std::string_view to;    // of a rename or hard link: the target
@@ -158,6 +159,11 @@ class SimFs {
   // ---- what happens to a machine. Handles from before answer ESTALE, watches end with kGone "".
   // The mount is gone and an empty one is in its place.
   void Vanish();
+  // The same under processes that live on, as after a lazy unmount and a new mount at the same
+  // path: what they have open works on, in a tree that no path leads to, and no watch tells them.
+  void Remount();
+  // Lets go of what Remount left; nobody may use its handles any more but to close them.
+  void ForgetUnmounted();
   // The host goes down: a tmpfs vanishes; on a disk each file is as it was synced last, as it is
   // now, or torn between the two, and each directory has had some first part of its changes since
   // it was synced.

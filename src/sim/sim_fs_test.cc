@@ -16,7 +16,10 @@ DirUnderTest MakeUnderTest(const SimFsOptions& options) {
   auto owner = std::make_shared<Owner>(options);
   owner->dir = *owner->fs.Open(std::make_shared<SimProcess>());
   Dir* dir = owner->dir.get();
-  return {owner, dir};
+  return {owner, dir, [owner] {
+            owner->fs.Remount();
+            return *owner->fs.Open(std::make_shared<SimProcess>());
+          }};
 }
 
 }  // namespace

@@ -107,7 +107,8 @@ struct FsTree {
   SimFsOptions options;
   std::shared_ptr<SimFsUse> use;
   NodePtr root;
-  uint64_t epoch = 0;  // handles of another one are stale
+  std::vector<NodePtr> unmounted;  // roots that no path leads to
+  uint64_t epoch = 0;              // handles of another one are stale
   uint64_t last_inode = 0;
   int64_t last_tick = 0;
   uint64_t last_nonce = 0;

@@ -84,6 +84,7 @@ void SimHost::StartAgent() {
   Disturb();
   life_ = std::make_unique<Life>();
   Life& life = *life_;
+  life.mount = mounts_;
   life.process = std::make_shared<SimProcess>();
   life.process->set_before(
       [this, process = life.process.get()](const FsOp& op) { return BeforeCall(process, op); });
@@ -154,7 +155,10 @@ void SimHost::StartControlAndNode(Life& life, Status* status) {
                        life.context,
                        logger,
                        [](std::string_view) { return std::optional<std::string>(); },
-                       "client"};
+                       "client",
+                       nullptr,
+                       {},
+                       [this](const Status&) { OnVolumeLost(); }};
   life.node = std::make_unique<NodeHost>(std::move(node), std::move(options));
   *status = life.node->Start();
 }
@@ -175,6 +179,7 @@ void SimHost::Reap() {
   world_->After(1us, [this] {
     reaping_ = false;
     life_.reset();
+    mount_->ForgetUnmounted();
     StartLater();
   });
 }
@@ -200,6 +205,29 @@ void SimHost::LoseMachine(bool replaced) {
   mount_->Vanish();
   lost_at_ = world_->now();
   OpenOutside();
+}
+
+void SimHost::VanishVolume() {
+  world_->Trace("n{} RAM volume vanishes", index_);
+  ++mounts_;
+  mount_->Remount();
+  lost_at_ = world_->now();
+  Disturb();
+  OpenOutside();
+}
+
+// It exits in order, with status 1.
+void SimHost::OnVolumeLost() {
+  if (!up()) return;
+  if (sees_mount()) {
+    return world_->Fail(fmt::format("n{} ends though its volume is where it was", index_));
+  }
+  world_->Trace("n{} agent ends without its volume", index_);
+  world_->Count("agents that ended without their volume");
+  kill_after_.reset();
+  life_->process->Kill();
+  parts_.network->OnDead(life_->process.get(), false);
+  Reap();
 }
 
 bool SimHost::GiveOrder(control::RestoreOrder order) {
@@ -244,6 +272,8 @@ std::vector<DirEntry> SimHost::Entries(std::string_view path) {
 // ---- file operations ---------------------------------------------------------------------------
 
 int SimHost::BeforeCall(SimProcess* process, const FsOp& op) {
+  // Before each message. What comes by chance would come there, and hardly anywhere else.
+  if (op.call == FsCall::kCheckPath) return failing_ ? failing_(op) : 0;
   if (const Between between = between_) {  // a copy: it may put another one in its place
     between(op);
     if (!process->alive()) return ECANCELED;

@@ -74,6 +74,10 @@ class SimHost {
   // The whole machine goes down and comes up without its RAM; what was not synced to its disk may
   // be lost. `replaced`: a new machine, without state, takes its name.
   void LoseMachine(bool replaced);
+  // Its mount is gone and an empty one in its place, under an agent that lives on in the old one.
+  void VanishVolume();
+  // An agent is there, and works in the mount that all others see.
+  bool sees_mount() const { return up() && life_->mount == mounts_; }
   // Moves the clocks on; what is due fires.
   void Sleep(Duration time);
 
@@ -100,6 +104,7 @@ class SimHost {
 
  private:
   struct Life {
+    uint64_t mount = 0;  // the how manieth it works in
     std::shared_ptr<SimProcess> process;
     std::unique_ptr<SimRandom> random;
     std::shared_ptr<LogContext> context = std::make_shared<LogContext>();
@@ -122,6 +127,7 @@ class SimHost {
   int BeforeCall(SimProcess* process, const FsOp& op);
   int InjectedError(const FsOp& op);
   Logger LoggerOf(const std::shared_ptr<SimProcess>& process, std::string role);
+  void OnVolumeLost();
   void Reap();
   void StartLater();
   void OpenOutside();
@@ -140,6 +146,7 @@ class SimHost {
   Between between_;
   Failing failing_;
   uint64_t lives_ = 0;
+  uint64_t mounts_ = 0;
   Instant disturbed_at_{};
   Instant lost_at_{};
   bool reaping_ = false;

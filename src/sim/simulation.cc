@@ -129,6 +129,7 @@ void Simulation::MakeHosts() {
     return host < hosts_.size() ? hosts_[host]->data_server(at.port) : DataServerView{};
   };
   host_parts_.on_move = [this](size_t host, const FsOp& op) {
+    if (!hosts_[host]->sees_mount()) return;  // in a tree that nobody else sees
     moments_->OnMove(hosts_[host].get(), op);
     fates_->OnMove(host, op);
   };
@@ -179,9 +180,9 @@ void Simulation::Start() {
   moments_ = std::make_unique<Moments>(&world_, ledger_.get(), job_.get());
   ledger_->set_people_decide(people_decide_);
   people_ = std::make_unique<SimOperator>(&world_, &hosts_, job_.get(), ledger_.get());
-  nemesis_ = std::make_unique<Nemesis>(
-      NemesisParts{&world_, &hosts_, network_, rendezvous_.get(), &data_rates_, &file_rates_,
-                   job_.get(), ledger_.get(), people_.get(), MountBytes(), ranks_move_});
+  nemesis_ = std::make_unique<Nemesis>(NemesisParts{
+      &world_, &hosts_, network_, rendezvous_.get(), &data_rates_, &file_rates_, job_.get(),
+      ledger_.get(), people_.get(), MountBytes(), options_.seed, ranks_move_});
   people_->Watch();
   for (auto& host : hosts_) {
     world_.After(world_.Between(1us, 2s), [host = host.get()] { host->StartAgent(); });

@@ -53,6 +53,7 @@ const std::vector<Hint>& Hints() {
       {M::kHolderKeepsCopies, {"--scenario late-holder-is-freed"}},
       {M::kIgnoreOverflow, {"--scenario watch-overflows"}},
       {M::kIgnoreSkip, {"--scenario skip-as-asked"}},
+      {M::kIgnoreVanishedVolume, {"--scenario volume-vanishes"}},
       {M::kIgnoreWriters, {"--seed 8"}},
       {M::kLinkBeforeVerify, {"--seed 12"}},
       {M::kListingErrorIsEmpty, {"--scenario starts-without-a-listing"}},
@@ -65,6 +66,7 @@ const std::vector<Hint>& Hints() {
       {M::kRefusedForGood, {"--scenario failed-on-full-mount", "--seed 32"}},
       {M::kSameYamlIsNew, {"--scenario dies-before-the-yaml-goes"}},
       {M::kTakeWithoutDigest, {"--seed 4"}},
+      {M::kTellUnlooked, {"--scenario copy-in-a-vanished-volume"}},
       {M::kTwoUncommitted, {"--scenario no-copy-can-be-made"}},
   };
   return kHints;
