@@ -13,6 +13,8 @@ namespace {
 
 constexpr uint64_t kAgeMaxMs = 24 * 3600 * 1000;
 
+Duration CappedAge(uint64_t ms) { return std::chrono::milliseconds(std::min(ms, kAgeMaxMs)); }
+
 std::string NameOf(const std::string& node, Rank rank, const control::Address& address) {
   return fmt::format("node {} (rank {}, {})", node, rank, address.host());
 }
@@ -55,7 +57,7 @@ Duration CoordinatorMachine::Impl::AttemptAge(const control::Join& join) const {
   const uint64_t begun = join.in_run().sequence();
   const bool restarted = join.agent_boot() != join.attempt().boot();
   if (join.has_in_run() && restarted && begun < wall) age = std::max(age, wall - begun);
-  return std::chrono::milliseconds(std::min(age, kAgeMaxMs));
+  return CappedAge(age);
 }
 
 void CoordinatorMachine::Impl::HandleJoin(ConnectionId from, const control::Join& join) {
@@ -90,6 +92,7 @@ void CoordinatorMachine::Impl::AddHolder(Peer peer) {
   // A member is more than a holder, unless its attempt is over.
   const auto member = members_.ByNode(peer.node());
   if (member != members_.end() && member->second.connected) return;
+  if (peer.join.has_seat()) NoteSeat(peer.join.seat());
   holdings_.SetNode(peer.node(), job(), peer.join.inventory());
   const Peer& holder = Hold(std::move(peer));
   if (state_ == State::kRestoring || state_ == State::kRunning) TellMembers(&holder);
@@ -159,6 +162,27 @@ void CoordinatorMachine::Impl::RefuseOtherJob(ConnectionId from, const control::
   answer.mutable_rejected()->set_fatal(true);
   SendTo(from, std::move(answer));
   RejectMembers(reason);
+}
+
+// A process that was released in a run that is over may train on. Whoever claims its rank with an
+// older yaml is of an earlier start of the job.
+void CoordinatorMachine::Impl::NoteSeat(const control::Seat& told) {
+  const Rank rank = told.rank();
+  const Seat seat = {told.attempt().agent(), now_ - CappedAge(told.attempt_age_ms())};
+  const auto known = seated_.find(rank);
+  if (known != seated_.end() && seat.accepted < known->second.accepted) return;
+  seated_[rank] = seat;
+  const auto member = members_.find(rank);
+  if (member == members_.end() || member->second.agent() == seat.agent ||
+      member->second.accepted >= seat.accepted) {
+    return;
+  }
+  if (state_ == State::kGathering && RefuseOlderClaim(member->second)) {
+    members_.Erase(rank);
+  } else if (state_ == State::kRestoring && !continuing_) {
+    EndRun(fmt::format("rank {} has been another node's since", rank));
+    seated_[rank] = seat;  // when its members come again they are looked at
+  }
 }
 
 // A node whose yaml is older than that of the rank's member in the run that has just ended is of an

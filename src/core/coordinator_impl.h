@@ -170,6 +170,7 @@ class CoordinatorMachine::Impl {
   bool CheckAgreement(const Peer& peer);
   void RefuseOtherJob(ConnectionId from, const control::Envelope& message);
   bool RefuseOlderClaim(const Peer& peer);
+  void NoteSeat(const control::Seat& told);
   bool ResolveDuplicates(const Peer& peer);
   void ForgetAgent(const std::string& agent, ConnectionId except);
   void Reject(const Peer& peer, const std::string& reason, bool fatal,
@@ -317,7 +318,7 @@ class CoordinatorMachine::Impl {
   uint64_t connections_ = 0;        // counts members' going and coming back
   std::vector<Peer> queued_;        // came while the run was being fixed
   std::map<std::string, uint64_t> refused_attempts_;  // by agent: losers of a duplicate rank
-  std::map<Rank, Seat> seated_;                       // who was released in the run that ended last
+  std::map<Rank, Seat> seated_;  // who was released, in the run that ended last or another
   uint64_t ping_number_ = 0;
 
   // The run.

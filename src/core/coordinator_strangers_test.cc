@@ -3,7 +3,9 @@
 
 #include <memory>
 #include <set>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "core/coordinator.h"
 #include "core/core_testutil.h"
@@ -129,6 +131,40 @@ TEST_F(Strangers, AnOlderYamlDoesNotGetTheRankOfAMemberWhoseRunHasEnded) {
   // Who comes anew gets it.
   Step(CoordinatorEvent::Received{21, MakeJoin(21, 0, kNodes)});
   EXPECT_EQ(begun_, 2U);
+}
+
+// The same after another coordinator's run: the node itself tells that it was released.
+TEST_F(Strangers, AnOlderYamlDoesNotGetTheRankOfANodeThatTellsOfItsSeat) {
+  control::Envelope seated = MakeJoin(31, 0, kNodes);
+  seated.mutable_join()->set_holder(true);
+  seated.mutable_join()->mutable_seat()->set_rank(0);
+  *seated.mutable_join()->mutable_seat()->mutable_attempt() = seated.join().attempt();
+  seated.mutable_join()->mutable_seat()->set_attempt_age_ms(5'000);
+  control::Envelope stray = MakeJoin(11, 0, kNodes);
+  stray.mutable_join()->set_attempt_age_ms(20'000);
+  const control::Envelope other = MakeJoin(12, 1, kNodes);
+  for (const size_t seat_comes : {0U, 1U, 2U}) {
+    SCOPED_TRACE(seat_comes);
+    refused_.clear();
+    Start(1s);
+    std::vector<std::pair<ConnectionId, control::Envelope>> order = {{11, stray}, {12, other}};
+    order.insert(order.begin() + static_cast<ptrdiff_t>(seat_comes), {31, seated});
+    for (const auto& [from, message] : order) Step(CoordinatorEvent::Received{from, message});
+    if (seat_comes == 2) {
+      // The run has begun, but nobody is released: it is over, and all that come are looked at.
+      EXPECT_EQ(begun_, 1U);
+      for (const auto& [from, message] : {order[0], order[1]}) {
+        Step(CoordinatorEvent::Received{from, message});
+      }
+    }
+    EXPECT_EQ(refused_, std::set<ConnectionId>{11});
+    EXPECT_EQ(begun_, seat_comes == 2 ? 1U : 0U);
+    // The job's next start gets it.
+    const uint64_t before = begun_;
+    Step(CoordinatorEvent::Received{31, MakeJoin(31, 0, kNodes)});
+    EXPECT_EQ(begun_, before + 1);
+  }
+  EXPECT_TRUE(released_.empty());
 }
 
 // After a restart of the coordinator. Rank 0 of the older run must not take the place of the newer

@@ -263,7 +263,8 @@ class NodeMachine::Impl {
   bool GiveWay();
   bool GiveUpPassedOver();
   bool GiveUpOtherJobs();
-  bool HoldsOtherJobs() const;
+  bool IsPassedOver(const Blake3& digest, const control::ShardInfo& shard) const;
+  bool GivesWayForSaves(const Blake3& digest, const control::ShardInfo& shard) const;
   void LookAtRoomForSaves();
   void MakeRoomForSaves();
   void GiveUp(std::vector<Blake3> digests, const std::string& what);

@@ -212,6 +212,16 @@ void NodeMachine::Impl::SendJoin() {
     join->set_highest_epoch(state_.highest_epoch());
     *join->mutable_previous_nodes() = state_.nodes();
   }
+  // Its process may train on, though the run is over. (An agent that was restarted since doesn't
+  // know how old that start of the job is.)
+  const bool seated = holding_ && config_ && config_->job == job() && Released() &&
+                      options_.boot.Raw() == state_.attempt().boot();
+  if (seated) {
+    control::Seat* seat = join->mutable_seat();
+    seat->set_rank(config_->rank);
+    *seat->mutable_attempt() = state_.attempt();
+    seat->set_attempt_age_ms(static_cast<uint64_t>(ToMillis(now_ - accepted_at_)));
+  }
   if (!holding_) {
     join->set_rank(config_->rank);
     *join->mutable_attempt() = state_.attempt();
@@ -317,6 +327,7 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
     phase_ = Phase::kRunning;
     // The join carried those that were staged by then.
     TellHeldBack();
+    LookAtRoomForSaves();
     for (const auto& save : std::exchange(waiting_saves_, {})) TakeSave(save);
   } else if (!Released()) {
     phase_ = restore_ && restore_->answered && restore_->answer.ok() ? Phase::kPrepared
@@ -409,11 +420,18 @@ void NodeMachine::Impl::StartHolding() {
   Arm(kHolderTimer, pause);
 }
 
-// Those of which something is here; those whose decision was told to have stopped, perhaps for what
-// was here once: that it isn't any more must be heard; and those for which an order waits here.
+// Those of which something is here, good or bad; those whose decision was told to have stopped,
+// perhaps for what was here once: that it isn't any more must be heard; and those for which an
+// order waits here.
 std::set<std::string> NodeMachine::Impl::HolderJobs() const {
   std::set<std::string> jobs;
-  for (const auto& [digest, shard] : shards_) jobs.insert(shard.job());
+  for (const auto* shards : {&shards_, &bad_}) {
+    for (const auto& [digest, shard] : *shards) jobs.insert(shard.job());
+  }
+  // Whose a copy is that can't be read, the records here tell, if anything does.
+  if (!unreadable_.empty()) {
+    for (const auto& record : generations_) jobs.insert(record->job());
+  }
   for (const auto& order : state_.orders()) jobs.insert(order.job());
   if (state_.has_stop()) jobs.insert(state_.stop().job());
   return jobs;

@@ -207,10 +207,17 @@ bool NodeMachine::Impl::GiveWay() {
   return GiveUpPassedOver() || GiveUpOtherJobs();
 }
 
+bool NodeMachine::Impl::IsPassedOver(const Blake3& digest, const control::ShardInfo& shard) const {
+  const control::RestoreChoice& choice = restore_ ? restore_->order.choice() : state_.restored();
+  const SaveKey save = FromProto(shard.save());
+  const bool kept = (!choice.none() && save == FromProto(choice.generation().save())) ||
+                    save.run == FromProto(state_.run()) || fetches_.count(digest) != 0;
+  return shard.job() == config_->job && !kept && !IsOfCommitted(digest);
+}
+
 // Saves that were never committed, and that the restore decision passed over, are a branch that the
 // job leaves behind; and what was read and found bad is no copy.
 bool NodeMachine::Impl::GiveUpPassedOver() {
-  const control::RestoreChoice& choice = restore_ ? restore_->order.choice() : state_.restored();
   std::vector<Blake3> digests;
   for (const auto& [digest, shard] : bad_) {
     if (shards_.count(digest) == 0 && unread_.count(digest) == 0) digests.push_back(digest);
@@ -220,11 +227,7 @@ bool NodeMachine::Impl::GiveUpPassedOver() {
     return true;
   }
   for (const auto& [digest, shard] : shards_) {
-    const SaveKey save = FromProto(shard.save());
-    const bool kept = (!choice.none() && save == FromProto(choice.generation().save())) ||
-                      save.run == FromProto(state_.run()) || fetches_.count(digest) != 0;
-    if (shard.job() != config_->job || kept || IsOfCommitted(digest)) continue;
-    digests.push_back(digest);
+    if (IsPassedOver(digest, shard)) digests.push_back(digest);
   }
   if (digests.empty()) return false;
   GiveUp(std::move(digests),
@@ -250,18 +253,22 @@ bool NodeMachine::Impl::GiveUpOtherJobs() {
   return true;
 }
 
-bool NodeMachine::Impl::HoldsOtherJobs() const {
-  return config_ && std::any_of(shards_.begin(), shards_.end(), [&](const auto& entry) {
-           return entry.second.job() != config_->job;
-         });
+// What would go for a save that the job has no room for.
+bool NodeMachine::Impl::GivesWayForSaves(const Blake3& digest,
+                                         const control::ShardInfo& shard) const {
+  return shard.job() != config_->job || IsPassedOver(digest, shard);
 }
 
 void NodeMachine::Impl::LookAtRoomForSaves() {
-  if (Released() && HoldsOtherJobs()) AskForRoom();
+  if (!Released() || !config_) return;
+  const bool any = std::any_of(shards_.begin(), shards_.end(), [&](const auto& entry) {
+    return GivesWayForSaves(entry.first, entry.second);
+  });
+  if (any) AskForRoom();
 }
 
 // Nobody tells of a save that the job finds no room for. Before the first one, it counts as large
-// as the largest that another job left.
+// as the largest of those that would go for it.
 void NodeMachine::Impl::MakeRoomForSaves() {
   if (!Released() || !config_ || given_way_ != 0) return;
   if (!deleting_.empty() || !room_->problem.empty()) return;
@@ -269,13 +276,13 @@ void NodeMachine::Impl::MakeRoomForSaves() {
   if (bytes == 0) {
     std::map<std::pair<SaveKey, Rank>, uint64_t> saves;
     for (const auto& [digest, shard] : shards_) {
-      if (shard.job() == config_->job) continue;
+      if (!GivesWayForSaves(digest, shard)) continue;
       uint64_t& save = saves[{FromProto(shard.save()), shard.rank()}];
       save += FootprintOf(shard);
       bytes = std::max(bytes, save);
     }
   }
-  if (room_->free_bytes < bytes) GiveUpOtherJobs();
+  if (room_->free_bytes < bytes) (void)GiveWay();
 }
 
 void NodeMachine::Impl::GiveUp(std::vector<Blake3> digests, const std::string& what) {

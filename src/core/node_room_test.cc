@@ -125,6 +125,23 @@ TEST_F(NodeRoom, WhereTheNextSaveFitsAnotherJobsCopiesStay) {
   EXPECT_TRUE(given_up_.empty());
 }
 
+// As after an order to skip all there is: on a volume of two checkpoints the job could never save.
+TEST_F(NodeRoom, SavesOfTheJobThatWerePassedOverGoForTheNextSaveUnlessCommitted) {
+  control::GenerationRecord record = RecordOfOther(committed_);
+  record.set_job("job");
+  record.clear_shards();
+  for (Rank rank = 0; rank < 2; ++rank) *record.add_shards() = ShardOf(committed_, rank);
+  Begin({ShardOf(committed_, 1), ShardOf(uncommitted_, 1)}, {record});
+  ReleaseWithNothing();
+  See(2 * kSaveBytes);
+  EXPECT_TRUE(given_up_.empty()) << "there is room";
+  See(kSaveBytes / 2);
+  EXPECT_EQ(given_up_, std::set<Blake3>{DigestOf(ShardOf(uncommitted_, 1))});
+  Step(NodeEvent::Deleted{deletion_});
+  See(0);
+  EXPECT_TRUE(given_up_.empty()) << "what was committed stays until the next commit";
+}
+
 TEST_F(NodeRoom, WhatAnotherJobLeftGoesForARestore) {
   Begin({ShardOf(committed_, 1, "other")}, {RecordOfOther(committed_)});
   Restore();

@@ -410,8 +410,15 @@ void NodeMachine::Impl::CancelledPullEnded(const CancelledPull& pull, const Stat
   // Whoever wants it again by now knows of it, or will.
   const bool wanted = shards_.count(digest) != 0 || fetches_.count(digest) != 0;
   if (!status.ok() || (pull.unwanted && wanted)) return;
+  const bool first = HolderJobs().empty();
   shards_[digest] = pull.shard;
-  if (!pull.unwanted) return;
+  if (!pull.unwanted) {
+    // A run's next commit finds it. Without a run nobody else says what is here.
+    const bool over = !config_ || phase_ == Phase::kEnded;
+    if (holding_ && link_ == Link::kUp) SendJoin();
+    if (!holding_ && over && first) StartHolding();
+    return;
+  }
   // The deletion may have come before there was anything to delete.
   DeleteAll({digest}, {});
 }

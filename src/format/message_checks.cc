@@ -324,6 +324,10 @@ Status CheckBody(const control::Join& m, const std::string& job) {
     if (m.rank() >= m.settings().world().nodes()) return Bad("rank {} is too high", m.rank());
     TK_RETURN_IF_ERROR(CheckAttempt(m.attempt(), Presence::kRequired));
   }
+  if (m.has_seat()) {
+    if (!m.holder()) return Bad("a member tells of a seat");
+    TK_RETURN_IF_ERROR(CheckAttempt(m.seat().attempt(), Presence::kRequired));
+  }
   TK_RETURN_IF_ERROR(CheckFixed(m.agent_boot(), Id128::kSize, "agent_boot", Presence::kOptional));
   TK_RETURN_IF_ERROR(CheckFixed(m.link().agent(), Id128::kSize, "link.agent", Presence::kOptional));
   TK_RETURN_IF_ERROR(CheckAddress(m.data(), "data"));

@@ -158,6 +158,7 @@ TEST(Messages, BrokenEnvelopesAndJoins) {
       TK_BROKEN("data.host is no host", Join, e.mutable_join()->mutable_data()->set_host("a;b")),
       TK_BROKEN("data_token has 3 bytes", Join, e.mutable_join()->set_data_token("abc")),
       TK_BROKEN("released without a choice", Join, e.mutable_join()->clear_restored()),
+      TK_BROKEN("a member tells of a seat", Join, e.mutable_join()->mutable_seat()->set_rank(1)),
       TK_BROKEN("staged is of another run", Join, e.mutable_join()->clear_in_run()),
       TK_BROKEN("staged is of another run", Join, e.mutable_join()->set_holder(true)),
       TK_BROKEN("previous_nodes '' is no node", Join, e.mutable_join()->add_previous_nodes("")),

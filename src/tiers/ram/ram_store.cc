@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
@@ -226,7 +227,6 @@ Result<Blake3> RamStore::Adopt(std::string_view staged_name, const Manifest& man
 
 Status RamStore::Install(const std::string& dir, const NewShard& shard) {
   constexpr int kTries = 3;
-  bool shown = false;  // the volume shows what is replaced
   for (int i = 0; i < kTries; ++i) {
     {
       const std::lock_guard trees(trees_);
@@ -240,7 +240,7 @@ Status RamStore::Install(const std::string& dir, const NewShard& shard) {
           const std::lock_guard lock(mutex_);
           shards_[shard.digest] = held;
         }
-        if (!shown) return OkStatus();
+        if (!IsShown(held.shard, /*replaced=*/i > 0)) return OkStatus();
         Status linked = DistrustMovedLinks();  // what stands there is removed
         if (linked.ok()) linked = Link(held);
         if (!linked.ok()) {
@@ -262,8 +262,7 @@ Status RamStore::Install(const std::string& dir, const NewShard& shard) {
     std::vector<std::string> trash;
     {
       const std::lock_guard trees(trees_);
-      shown = IsShown(shard.digest) || shown;
-      TK_ASSIGN_OR_RETURN(trash, TakeOut(shard.digest, shown ? Shown::kStays : Shown::kGoes));
+      TK_ASSIGN_OR_RETURN(trash, TakeOut(shard.digest, Shown::kStays));
     }
     (void)RemoveTrees(trash);  // the new one is at hand, whatever becomes of the old one
   }
@@ -389,29 +388,60 @@ Status RamStore::RemoveTrees(const std::vector<std::string>& paths) {
   return result;
 }
 
-// The shard goes first, in one rename; its H.data after it needs no state written, so this works on
-// a full volume. A crash between the two leaves an H.data without shard, which cleaning removes.
+// Renames alone and no state written, so this works on a full volume. The tree in the volume goes
+// first: an agent that dies then deletes the shard when it hears of its job again, and finds its
+// links missing until then.
 Result<std::vector<std::string>> RamStore::TakeOut(const Blake3& digest, Shown shown) {
-  std::vector<std::string> trash;
   const auto held = FindHeld(digest);
-  TK_ASSIGN_OR_RETURN(std::string shard, MoveToTrash("store/" + ShardPath(digest)));
-  trash.push_back(std::move(shard));
+  std::vector<std::string> names;
+  if (shown == Shown::kGoes && !held) names = TreesOfNobodyBut(digest);
+  // Equal replicas have one name in the volume: the tree there may be the other one's.
+  if (shown == Shown::kGoes && held && held->state.linked && !SharesItsName(held->shard)) {
+    names.push_back(DataName(held->shard.volume_name));
+  }
+  std::vector<std::string> trash;
+  for (const std::string& name : names) {
+    auto tree = TakeFromVolume(name);
+    if (tree.ok()) {
+      trash.push_back(std::move(*tree));
+    } else {
+      logger_.Error("left in the volume: {}", tree.error().message());
+    }
+  }
+  auto shard = MoveToTrash("store/" + ShardPath(digest));
+  if (!shard.ok()) {
+    if (!trash.empty()) Distrust(digest);  // its guard goes with the tree
+    return shard.error();
+  }
+  trash.push_back(std::move(*shard));
   {
     const std::lock_guard lock(mutex_);
     shards_.erase(digest);
   }
   ForgetUnreadable(digest);
-  if (shown == Shown::kStays) return trash;
-  // Equal replicas have one name in the volume: the tree there may be the other one's.
-  if (held && held->state.linked && !SharesItsName(held->shard)) {
-    auto linked = TakeFromVolume(DataName(held->shard.volume_name));
-    if (linked.ok()) {
-      trash.push_back(std::move(*linked));
-    } else {
-      logger_.Error("left in the volume: {}", linked.error().message());
-    }
-  }
   return trash;
+}
+
+// A copy that can't be read doesn't say under which name the volume shows it. As long as there are
+// others of those, whose tree it is remains unknown, and the next start of a job cleans.
+std::vector<std::string> RamStore::TreesOfNobodyBut(const Blake3& digest) {
+  std::set<std::string> known;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool others = std::any_of(
+        unreadable_.begin(), unreadable_.end(),
+        [&](const UnreadableItem& item) { return !item.generation && item.digest != digest; });
+    if (others) return {};
+    for (const auto& [other, held] : shards_) known.insert(held.shard.volume_name);
+  }
+  const auto entries = client_->List("");
+  if (!entries.ok()) return {};
+  std::vector<std::string> names;
+  for (const DirEntry& entry : *entries) {
+    const auto h = ParseDataName(entry.name);
+    if (h && !known.contains(*h)) names.push_back(entry.name);
+  }
+  return names;
 }
 
 Status RamStore::Delete(const Blake3& digest) {

@@ -118,7 +118,8 @@ class RamStore : public Store {
   Status PutIntoVolume(const std::string& tree, const std::string& name);
   Result<std::string> Unlink(std::string_view h);  // what is left to remove
   bool IsIntact(const HeldShard& shard);
-  bool IsShown(const Blake3& digest);
+  bool IsShown(const HeldShard& shard, bool replaced);
+  std::vector<std::string> TreesOfNobodyBut(const Blake3& digest);
   bool SharesItsName(const HeldShard& shard);
   bool HasOtherNames(const HeldShard& shard);
   // Shards whose H.data was taken apart by the job lose their guard's word before trees of unknown

@@ -127,11 +127,12 @@ Status RamStore::Link(const Held& held) {
   return done;
 }
 
-// Whether the volume has a tree of this shard, and of no other.
-bool RamStore::IsShown(const Blake3& digest) {
-  const auto held = FindHeld(digest);
-  return held && held->state.linked && !SharesItsName(held->shard) &&
-         client_->Stat(DataName(held->shard.volume_name)).ok();
+// Whether the volume has a tree under this shard's name that is no other's: the tree of a copy that
+// this one replaces, or replaced in a life that ended then. A client may be waiting to read it.
+bool RamStore::IsShown(const HeldShard& shard, bool replaced) {
+  const auto stat = client_->Stat(DataName(shard.volume_name));
+  if (!stat.ok() && (!replaced || stat.error().code() == Code::kNotFound)) return false;
+  return !SharesItsName(shard);
 }
 
 bool RamStore::SharesItsName(const HeldShard& shard) {

@@ -1,11 +1,13 @@
 // Shards in the volume: what the job can and can't do to them, and what is remembered of it.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "format/store_names.h"
 #include "format/volume_names.h"
@@ -22,10 +24,7 @@ class LinksTest : public testing::TestWithParam<bool> {
   void SetUp() override {
     if (guarded() && !node_.HasImmutable()) GTEST_SKIP() << "no FS_IMMUTABLE_FL here or no rights";
     Restart();
-    PutFile(node_.Client("5/d/a"), "content of a");
-    PutFile(node_.Client("5/empty"), "");
-    fs::create_symlink("d/a", node_.Client("5/link"));
-    ASSERT_EQ(::chmod(node_.Client("5/d").c_str(), 0750), 0);
+    PutShardAgain();
     text_ = TreeText(node_.Client("5"));
     const auto staged = node_.Stage("5", TestIdentity(5));
     ASSERT_TRUE(staged.ok()) << staged.error().ToString();
@@ -33,6 +32,12 @@ class LinksTest : public testing::TestWithParam<bool> {
     h_ = node_.store().Find(digest_)->volume_name;
   }
   bool guarded() const { return GetParam(); }
+  void PutShardAgain() {
+    PutFile(node_.Client("5/d/a"), "content of a");
+    PutFile(node_.Client("5/empty"), "");
+    fs::create_symlink("d/a", node_.Client("5/link"));
+    ASSERT_EQ(::chmod(node_.Client("5/d").c_str(), 0750), 0);
+  }
   void Restart() {
     node_.faults().Set([this](std::string_view call, std::string_view) -> std::optional<Error> {
       if (call == "SetImmutable" && !guarded()) return Error(Code::kUnimplemented, "no flags here");
@@ -254,10 +259,7 @@ TEST_P(LinksTest, AReplacedCopyIsReplacedInTheVolumeToo) {
   ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
   const ino_t before = Inode(Data() + "/d/a");
   ASSERT_EQ(Inode(Linked() + "/d/a"), before);
-  PutFile(node_.Client("5/d/a"), "content of a");
-  PutFile(node_.Client("5/empty"), "");
-  fs::create_symlink("d/a", node_.Client("5/link"));
-  ASSERT_EQ(::chmod(node_.Client("5/d").c_str(), 0750), 0);
+  PutShardAgain();
   bool installing = false;
   int unread = 0;
   node_.faults().Set([&](std::string_view call, std::string_view path) -> std::optional<Error> {
@@ -298,6 +300,102 @@ TEST_P(LinksTest, ACopyThatCouldNotBeReadIsSuspectUntilItWas) {
   node_.faults().Set([](auto, auto) -> std::optional<Error> { return std::nullopt; });
   EXPECT_TRUE(Verify());
   EXPECT_FALSE(suspect());
+}
+
+// What can't be looked at may be what a client waits for.
+TEST_P(LinksTest, AReplacedCopyIsReplacedInAVolumeThatCantBeRead) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  PutShardAgain();
+  bool replaced = false;
+  int unread = 0;
+  node_.faults().Set([&](std::string_view call, std::string_view path) -> std::optional<Error> {
+    if (call == "SetImmutable" && !guarded()) return Error(Code::kUnimplemented, "no flags here");
+    if (call == "List" && path == ShardDataPath(digest_) && !std::exchange(replaced, true)) {
+      return Error(Code::kDataLoss, "injected");
+    }
+    if (replaced && call == "Stat" && path == DataName(h_) && unread++ == 0) {
+      return ErrnoError(EIO, "injected");
+    }
+    return std::nullopt;
+  });
+  const auto staged = node_.Stage("5", TestIdentity(5));
+  ASSERT_TRUE(staged.ok()) << staged.error().ToString();
+  EXPECT_EQ(unread, 1);
+  EXPECT_EQ(Inode(Linked() + "/d/a"), Inode(Data() + "/d/a"));
+  EXPECT_EQ(TreeText(Linked()), text_);
+}
+
+// The agent died, or an error came, between the old copy's going and the new one's coming.
+TEST_P(LinksTest, ATreeWhoseCopyWentGetsTheNextOne) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  const ino_t before = Inode(Linked() + "/d/a");
+  PutShardAgain();
+  int unread = 0;
+  node_.faults().Set([&](std::string_view call, std::string_view path) -> std::optional<Error> {
+    if (call == "SetImmutable" && !guarded()) return Error(Code::kUnimplemented, "no flags here");
+    if (call == "List" && path == ShardDataPath(digest_) && unread++ == 0) {
+      return Error(Code::kDataLoss, "injected");
+    }
+    if (call == "RenameNew" && path == ShardPath(digest_) && unread > 0) {
+      return ErrnoError(EIO, "injected");
+    }
+    return std::nullopt;
+  });
+  ASSERT_FALSE(node_.Stage("5", TestIdentity(5)).ok());
+  ASSERT_FALSE(Exists(Data()));
+  EXPECT_EQ(Inode(Linked() + "/d/a"), before);
+  Restart();
+  const auto staged = node_.stager().HashAndAdopt(fmt::format("5-{}", TestIdentity(5).ordinal),
+                                                  TestIdentity(5), nullptr);
+  ASSERT_TRUE(staged.ok()) << staged.error().ToString();
+  EXPECT_NE(Inode(Data() + "/d/a"), before);
+  EXPECT_EQ(Inode(Linked() + "/d/a"), Inode(Data() + "/d/a"));
+  EXPECT_EQ(TreeText(Linked()), text_);
+  EXPECT_EQ(CanWrite(Linked() + "/d/a"), !guarded());
+}
+
+TEST_P(LinksTest, TheTreeOfACopyThatCantBeReadGoesWithTheLastOfThose) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  PutFile(node_.Client("6/a"), "another");
+  const auto other = node_.Stage("6", TestIdentity(6));
+  ASSERT_TRUE(other.ok());
+  ASSERT_TRUE(node_.store().LinkIntoVolume(other->digest).ok());
+  const std::string kept = node_.Client(DataName(node_.store().Find(other->digest)->volume_name));
+  PutFile(node_.Client("7/a"), "a third");
+  const auto third = node_.Stage("7", TestIdentity(7));
+  ASSERT_TRUE(third.ok());
+  for (const Blake3& digest : {digest_, third->digest}) {
+    PutFile(node_.InStore(ShardManifestPath(digest)), "damaged");
+  }
+  Restart();
+  ASSERT_EQ(node_.store().unreadable().size(), 2U);
+  ASSERT_TRUE(node_.store().Delete(third->digest).ok());
+  EXPECT_TRUE(Exists(Linked())) << "it may be of the other one";
+  ASSERT_TRUE(node_.store().Delete(digest_).ok());
+  EXPECT_FALSE(Exists(Linked()));
+  EXPECT_TRUE(Exists(kept));
+}
+
+// Left without its shard the tree would take its room until the next start of a job.
+TEST_P(LinksTest, ADeletionThatIsCutShortLeavesNoTreeWithoutACopy) {
+  ASSERT_TRUE(node_.store().LinkIntoVolume(digest_).ok());
+  int taken = 0;  // the tree, then the shard
+  node_.faults().Set([&](std::string_view call, std::string_view path) -> std::optional<Error> {
+    if (call == "SetImmutable" && !guarded()) return Error(Code::kUnimplemented, "no flags here");
+    if (call == "RenameNew" && path.starts_with("store/trash/") && ++taken == 2) {
+      return ErrnoError(EIO, "injected");
+    }
+    return std::nullopt;
+  });
+  ASSERT_FALSE(node_.store().Delete(digest_).ok());
+  EXPECT_FALSE(Exists(Linked()));
+  EXPECT_TRUE(suspect()) << "its guard goes with the tree";
+  Restart();
+  EXPECT_TRUE(suspect());
+  EXPECT_TRUE(Verify());
+  ASSERT_TRUE(node_.store().Delete(digest_).ok());
+  EXPECT_TRUE(fs::is_empty(node_.InStore("shards")));
+  EXPECT_TRUE(fs::is_empty(node_.InStore("trash")));
 }
 
 TEST_P(LinksTest, ReplicasShareTheNameAndTheOneThatCountsIsTheLast) {

@@ -211,8 +211,9 @@ void RamStore::CheckLinks() {
     ShardState state = held.state;
     state.guarded = false;
     state.linked = HasOtherNames(held.shard);
-    // Its names are somewhere else in the volume: nobody knows what was done to them.
-    if (state.linked) state.suspect = true;
+    // Its names are somewhere else in the volume, or its flags went with the tree that had them:
+    // nobody knows what was done to it.
+    if (state.linked || held.state.guarded) state.suspect = true;
     const Status set = SetState(held.shard.digest, state);
     if (!set.ok()) {
       logger_.Error("shard {}: {}", held.shard.digest.Hex(), set.error().message());
