@@ -1,9 +1,12 @@
 #include "sim/budget.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "format/store_names.h"
 #include "format/volume_names.h"
+#include "sim/nemesis.h"
 #include "tiers/ram/ram_store.h"
 #include "tiers/ram/tree_walk.h"
 
@@ -34,11 +37,17 @@ bool IsOfSave(const DirEntry& entry) {
   return ParseStepName(name) || name.ends_with(".save") || name.ends_with("-unfinished");
 }
 
+// Left there by another job, which no save of this one comes near.
+bool IsForeign(const DirEntry& entry) {
+  return entry.name.find(fmt::format("step={}", kForeignStep / 1000)) != std::string::npos;
+}
+
 }  // namespace
 
 std::string Budget::Held::ToString() const {
-  return fmt::format("{} in the store, {} in the volume, {} others, {} undeletable, {} bytes",
-                     in_store, in_volume, other, undeletable, bytes);
+  return fmt::format(
+      "{} in the store, {} in the volume, {} foreign there, {} others, {} undeletable, {} bytes",
+      in_store, in_volume, foreign, other, undeletable, bytes);
 }
 
 void Budget::Begin(Stretch stretch) {
@@ -62,7 +71,7 @@ const ShardIdentity* Budget::IdentityOf(SimHost* host, const Blake3& digest) {
 
 void Budget::CountVolume(SimHost* host, Held* held) const {
   for (const DirEntry& entry : host->Entries("client")) {
-    held->in_volume += IsOfSave(entry) ? 1 : 0;
+    if (IsOfSave(entry)) (IsForeign(entry) ? held->foreign : held->in_volume) += 1;
     held->other += entry.name == "shared-array" ? 1 : 0;  // the job's own
   }
 }
@@ -211,7 +220,7 @@ void Budget::LookAt(SimHost* host) {
   const bool quiet = stretch_ != Stretch::kDisturbed;
   const bool volume_counts = has_rank && quiet;
   const size_t unclaimed = quiet && !has_rank ? held.in_volume : 0;
-  const size_t ours = held.in_store + (volume_counts ? held.in_volume : 0);
+  const size_t ours = held.in_store + (volume_counts ? held.in_volume + held.foreign : 0);
   const uint64_t each = Ledger::CheckpointBytes(job_->shape()) / workers;
   std::string over;
   if (ours > allowed * workers || unclaimed > kUnclaimedMax * workers) {

@@ -51,6 +51,7 @@ class Budget {
   struct Held {
     size_t in_store = 0;  // of this job
     size_t in_volume = 0;
+    size_t foreign = 0;      // of that, another job's that the nemesis left there
     size_t other = 0;        // of other jobs, or unreadable
     size_t undeletable = 0;  // for file errors
     uint64_t bytes = 0;

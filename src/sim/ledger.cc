@@ -361,6 +361,12 @@ bool Ledger::IsAvailable(const control::GenerationRecord& record,
 
 bool Ledger::FloorIsAvailable(std::optional<size_t> without_host,
                               const Blake3* without_copy) const {
+  // What nobody's part of the record tells of may have its only copy there.
+  if (without_host &&
+      static_cast<uint32_t>(floor_->record->shards_size()) != SlotsOf(*floor_->record) &&
+      !ShardsAt(*without_host).empty()) {
+    return false;
+  }
   return IsAvailable(*floor_->record, without_host, without_copy) ||
          std::any_of(floor_->others.begin(), floor_->others.end(), [&](const auto& record) {
            const bool all_known = static_cast<uint32_t>(record->shards_size()) == SlotsOf(*record);

@@ -348,7 +348,7 @@ void Nemesis::LeaveForeignThings() {
   Dir& mount = host(AnyHost()).outside();
   if (!mount.Stat("client").ok()) return;
   parts_.job->Stop();
-  const std::string step = std::to_string(900'000 + prng.Below(1000));
+  const std::string step = std::to_string(kForeignStep + prng.Below(1000));
   switch (prng.Below(5)) {
     case 0:
       (void)mount.MakeSymlink("gone.data", "client/foreign-s" + step + "-n0-w0.restore");

@@ -18,6 +18,9 @@
 
 namespace tierkeep::sim {
 
+// The first of a thousand steps of another job's leftovers; no schedule's job comes as far.
+inline constexpr int kForeignStep = 900'000;
+
 struct NemesisParts {
   World* world;
   std::vector<std::unique_ptr<SimHost>>* hosts;
