@@ -296,6 +296,25 @@ def test_all_agents_die_between_save_and_commit(make_scenario, kind):
     job.save(7)
 
 
+def test_agents_start_while_a_save_is_being_written(make_scenario, kind):
+    """Its last act comes after the start, its first ones nobody saw: it is taken all the same."""
+    job = make_scenario(kind)
+    job.start()
+    job.save(5)
+    for node in job.ranks.values():
+        node.kill()
+    last_acts = [client.prepare_save(6, job.writer(6, rank))
+                 for rank, client in job.clients.items()]
+    job.cluster.start()
+    job.cluster.wait_for(
+        lambda: all(n.status()["phase"] == "running" for n in job.ranks.values()),
+        SECONDS, "the run to go on")
+    for last_act in last_acts:
+        last_act()
+    job.committed(6)
+    job.restart()
+
+
 # ---- a client that starts anew while the job gathers
 
 @pytest.mark.parametrize("kind", [clients.Orbax, clients.MaxText, clients.Pathways],
