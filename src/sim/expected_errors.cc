@@ -19,6 +19,7 @@ enum class Reason : uint8_t {
   kOrders,    // of people
   kDiverge,   // replicas with different values
   kSlowness,  // slow or suspended hosts, drifting clocks
+  kGaveWay,   // to another job
 };
 
 const std::vector<std::string_view>& FaultsOf(Reason reason) {
@@ -37,6 +38,7 @@ const std::vector<std::string_view>& FaultsOf(Reason reason) {
       {"restore order"},
       {"replicas diverge"},
       {"slow host", "host suspended", "clock drift", "wall clock jump"},
+      {"another job"},
   };
   return kFaults[static_cast<size_t>(reason)];
 }
@@ -60,7 +62,7 @@ const std::vector<Expected>& AllExpected() {
       {"has taken rank", {R::kJob, R::kLost}},
       {"has been another node's since", {R::kJob, R::kLost}},
       {"disagree", {R::kJob}},
-      {"none can be restored", {R::kLost, R::kDamage, R::kFiles, R::kOrders}},
+      {"none can be restored", {R::kLost, R::kDamage, R::kFiles, R::kOrders, R::kGaveWay}},
       {"hold different values", {R::kDiverge}},
       {"holds other values", {R::kDiverge}},
       {"the restore decision stops", {R::kDamage, R::kFiles}},

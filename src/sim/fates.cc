@@ -86,7 +86,7 @@ void Fates::NoteRun(size_t host) {
   if (!state.released() || std::exchange(noted_[host], run) == run) return;
   const NodeStatus status = node->status();
   if (!status.config) return;
-  uint64_t& newest = released_in_[{host, status.config->job}];
+  uint64_t& newest = released_in_[status.config->job];
   newest = std::max(newest, run);
 }
 
@@ -118,10 +118,11 @@ std::set<uint64_t> Fates::InodesAt(SimHost* host) const {
   return inodes;
 }
 
-// Its node was released in a later run of the job: the decision has passed it over. However short
-// that run was; of another job's nothing follows, whose sequences are of another order.
+// Some node was released in a later run of the job: the decision has passed it over. However short
+// that run was, and whether or not the save's node had a rank in it; of another job's nothing
+// follows, whose sequences are of another order.
 bool Fates::IsRestoredPast(const Save& save) const {
-  const auto released = released_in_.find({save.host, save.job});
+  const auto released = released_in_.find(save.job);
   if (released == released_in_.end()) return false;
   if (save.run) return released->second > *save.run;
   const auto run = run_of_.find(save.id.attempt);

@@ -70,8 +70,8 @@ class Fates {
   std::vector<Save> saves_;
   std::map<size_t, uint64_t> noted_;     // by host: the run that was looked at last
   std::map<uint32_t, uint64_t> run_of_;  // sequence of an attempt's run
-  // By host and job: the sequence of the newest run that its node was released in.
-  std::map<std::pair<size_t, std::string>, uint64_t> released_in_;
+  // By job: the sequence of the newest run that a node of it was released in.
+  std::map<std::string, uint64_t> released_in_;
   std::set<std::pair<Step, uint32_t>> told_;  // step, attempt that was under way
   // By host and job: what that job left there did, for another one.
   std::map<std::pair<size_t, std::string>, Instant> others_gave_way_;
