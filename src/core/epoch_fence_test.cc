@@ -117,6 +117,7 @@ TEST(EpochFenceOfANode, OneThatKnowsNothingGoesByWhatItHasHeard) {
     control::Envelope message;
     *message.mutable_run_start()->mutable_run() = ToProto(TestRun(epoch));
     message.mutable_run_start()->set_epoch(epoch);
+    AddMembers(message.mutable_run_start());
     say(epoch, std::move(message));
     return FromProto(machine.state().run());
   };

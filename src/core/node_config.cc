@@ -46,6 +46,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
     return;
   }
   accepted_at_ = now_;
+  claimed_at_ = ClaimIsKnown() ? Instant{std::chrono::milliseconds(state_.accepted_ms())} : now_;
   if (!state_.refusal().empty()) {
     // Nobody else would say it again: who refused this attempt has told all and is gone.
     const std::string refusal = state_.refusal();
@@ -257,9 +258,10 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
   state_.mutable_attempt()->set_boot(options_.boot.Raw());
   state_.mutable_attempt()->set_counter(state_.attempt_counter());
   state_.set_volume_cleaned(false);
+  state_.set_accepted_ms(static_cast<uint64_t>(ToMillis(now_.time_since_epoch())));
   Persist();
   phase_ = Phase::kCleaning;
-  accepted_at_ = now_;
+  accepted_at_ = claimed_at_ = now_;
   config_gone_at_.reset();
   last_error_.clear();
   ask_rendezvous_ = false;
@@ -386,6 +388,12 @@ void NodeMachine::Impl::Fail(const std::string& text) {
   ForgetConfig(text);
   phase_ = Phase::kFailed;
   StartHolding();
+}
+
+// Nor does a clock that began anew with its host say anything.
+bool NodeMachine::Impl::ClaimIsKnown() const {
+  return state_.accepted_ms() != 0 &&
+         Instant{std::chrono::milliseconds(state_.accepted_ms())} <= now_;
 }
 
 // The yaml stands, and the job waits for its start. After a restart of the agent, too: else the

@@ -149,6 +149,54 @@ TEST_F(NodeHolder, APullThatEndsAfterItsRunIsToldOf) {
   EXPECT_EQ(DigestOf(joined_->inventory().shards(0)), digest);
 }
 
+// One that is away for good must not keep the node from another that waits for it.
+TEST_F(NodeHolder, AJobWhoseCoordinatorIsAwayKeepsNoOtherWaiting) {
+  NodeEvent::Started started;
+  *started.inventory.add_shards() = shard_;
+  *started.inventory.add_shards() =
+      MakeShard({.save = {TestRun(6), 40, 1}, .world = kMemberWorld}, "away");
+  Start(std::move(started));
+  for (const char* job : {"away", "job", "away"}) {
+    FireTimers();
+    ASSERT_EQ(located_, (std::set<std::string>{job}));
+    control::RendezvousRecord record;
+    record.set_job(job);
+    record.mutable_coordinator()->set_host("n0");
+    Step(NodeEvent::CoordinatorLocated{record});
+    Step(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, "connection broke")});
+  }
+  // One that was here may have given way to another one, which waits for what is here.
+  FireTimers();
+  control::RendezvousRecord record;
+  record.set_job("job");
+  record.mutable_coordinator()->set_host("n0");
+  Step(NodeEvent::CoordinatorLocated{record});
+  Step(NodeEvent::CoordinatorConnected{});
+  Step(NodeEvent::CoordinatorLost{Error(Code::kUnavailable, "the peer is gone")});
+  FireTimers();
+  EXPECT_EQ(located_, std::set<std::string>{"job"});
+}
+
+// As a holder it had been told of the run that went on without it. Taken for a member's, that would
+// make it resume the run later, in the place of the rank's own node.
+TEST_F(NodeHolder, AHoldersWordOfARunPutsNobodyInIt) {
+  Begin();
+  EndRun();
+  ASSERT_TRUE(joined_.has_value());
+  EXPECT_FALSE(joined_->has_in_run());
+  control::Envelope message;
+  *message.mutable_run_start()->mutable_run() = ToProto(TestRun(8));
+  message.mutable_run_start()->set_epoch(kEpoch + 1);
+  message.mutable_run_start()->set_continued(true);
+  message.set_job("job");
+  message.set_sender("n0");
+  *message.mutable_run() = message.run_start().run();
+  message.set_epoch(kEpoch + 1);
+  Step(NodeEvent::Received{std::move(message)});
+  EXPECT_EQ(machine_->status().phase, "joining");
+  EXPECT_TRUE(state_.run().nonce().empty());
+}
+
 // Its process may train on, whatever becomes of the run: who coordinates the job next must know.
 TEST_F(NodeHolder, ANodeThatWasReleasedTellsOfItsSeat) {
   BeginRun();
@@ -168,20 +216,45 @@ TEST_F(NodeHolder, ANodeThatWasNotReleasedHasNoSeat) {
   EXPECT_FALSE(joined_->has_seat());
 }
 
-// It no longer knows how old the job's start is, and would look younger than those that are.
-TEST_F(NodeHolder, AnAgentThatWasRestartedTellsOfNoSeat) {
+// Restarted on the same host it knows how old the job's start is; else it would look younger than
+// those that are.
+TEST_F(NodeHolder, AnAgentThatWasRestartedTellsOfItsSeatAsOldAsItIs) {
   BeginRun();
   NodeEvent::Started again;
   again.state = state_;
   again.config = MemberConfig();
   again.links_stand = true;
+  now_ += 7s;
+  for (const bool host_began_anew : {false, true}) {
+    SCOPED_TRACE(host_began_anew);
+    if (host_began_anew) now_ = Instant(1s);
+    machine_ = Machine(host_began_anew ? 4 : 3);
+    Start(again);
+    Connect(/*continued=*/true);
+    EndRun();
+    ASSERT_TRUE(joined_.has_value());
+    EXPECT_TRUE(joined_->holder());
+    EXPECT_EQ(joined_->has_seat(), !host_began_anew);
+    EXPECT_EQ(joined_->seat().attempt_age_ms(), host_began_anew ? 0U : 7000U);
+  }
+}
+
+TEST_F(NodeHolder, AnAgentThatWasRestartedTellsHowOldItsClaimIs) {
+  Begin();
+  NodeEvent::Started again;
+  again.state = state_;
+  again.config = MemberConfig();
+  now_ += 7s;
   machine_ = Machine(3);
-  Start(std::move(again));
-  Connect(/*continued=*/true);
-  EndRun();
+  Start(again);
+  control::RendezvousRecord record;
+  record.set_job("job");
+  record.mutable_coordinator()->set_host("n0");
+  Step(NodeEvent::CoordinatorLocated{record});
+  Step(NodeEvent::CoordinatorConnected{});
   ASSERT_TRUE(joined_.has_value());
-  EXPECT_TRUE(joined_->holder());
-  EXPECT_FALSE(joined_->has_seat());
+  EXPECT_FALSE(joined_->holder());
+  EXPECT_EQ(joined_->attempt_age_ms(), 7000U);
 }
 
 // Bad copies take room until somebody says that they are obsolete.

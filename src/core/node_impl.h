@@ -166,6 +166,8 @@ class NodeMachine::Impl {
   void RetryLocate();
   void LinkLost(const std::string& why);
   void SendJoin();
+  void TellSeat(control::Join* join) const;
+  void TellSaves(control::Join* join);
   void Fail(const std::string& text);
   void GatherDeadline();
   void KeepConfig();
@@ -177,6 +179,7 @@ class NodeMachine::Impl {
   void OnJobStatus(const control::JobStatus& m);
   void StartHolding();
   bool HoldsForOthers() const;
+  void TryNextJob(bool was_up);
   void TakeTurns(Duration turn);
   void PollHolder();
   std::set<std::string> HolderJobs() const;
@@ -263,6 +266,7 @@ class NodeMachine::Impl {
   bool GiveWay();
   bool GiveUpPassedOver();
   bool GiveUpOtherJobs();
+  bool ClaimIsKnown() const;
   bool IsPassedOver(const Blake3& digest, const control::ShardInfo& shard) const;
   bool GivesWayForSaves(const Blake3& digest, const control::ShardInfo& shard) const;
   void LookAtRoomForSaves();
@@ -304,8 +308,9 @@ class NodeMachine::Impl {
   std::optional<Instant> config_bad_since_;         // empty, or nothing that can be accepted
   std::optional<Instant> config_unfinished_since_;  // being written, or unreadable
   bool config_stands_ = false;
-  std::string config_removed_;  // id of the last file that we removed
-  Instant accepted_at_{};
+  std::string config_removed_;             // id of the last file that we removed
+  Instant accepted_at_{};                  // the yaml, in this life of the agent
+  Instant claimed_at_{};                   // the same, in any of its lives
   std::optional<Instant> config_gone_at_;  // before the job's start: its client waits for a link
   std::string unrecorded_refusal_;         // told once more if it can't be recorded
   std::set<TaskId> adopting_;              // must end before joining

@@ -154,9 +154,7 @@ void NodeMachine::Impl::LinkLost(const std::string& why) {
   if (holding_) {
     holding_ = false;
     if (phase_ == Phase::kHolder) phase_ = Phase::kIdle;
-    StartHolding();
-    // The coordinator may have given way to one that waits for what is here.
-    if (!HolderJobs().empty()) Arm(kHolderTimer, options_.timings.reconnect_max);
+    TryNextJob(was_up);
     return;
   }
   if (!config_) return;
@@ -165,6 +163,16 @@ void NodeMachine::Impl::LinkLost(const std::string& why) {
   pause_ = pause_ == Duration{} ? options_.timings.reconnect_first
                                 : std::min(2 * pause_, options_.timings.reconnect_max);
   Arm(kLocateTimer, pause_);
+}
+
+// Of a process that may train on, though its run is over.
+void NodeMachine::Impl::TellSeat(control::Join* join) const {
+  if (!holding_ || !config_ || config_->job != job() || !Released()) return;
+  if (!ClaimIsKnown()) return;  // it would look younger than it is
+  control::Seat* seat = join->mutable_seat();
+  seat->set_rank(config_->rank);
+  *seat->mutable_attempt() = state_.attempt();
+  seat->set_attempt_age_ms(static_cast<uint64_t>(ToMillis(now_ - claimed_at_)));
 }
 
 void NodeMachine::Impl::SendJoin() {
@@ -212,20 +220,11 @@ void NodeMachine::Impl::SendJoin() {
     join->set_highest_epoch(state_.highest_epoch());
     *join->mutable_previous_nodes() = state_.nodes();
   }
-  // Its process may train on, though the run is over. (An agent that was restarted since doesn't
-  // know how old that start of the job is.)
-  const bool seated = holding_ && config_ && config_->job == job() && Released() &&
-                      options_.boot.Raw() == state_.attempt().boot();
-  if (seated) {
-    control::Seat* seat = join->mutable_seat();
-    seat->set_rank(config_->rank);
-    *seat->mutable_attempt() = state_.attempt();
-    seat->set_attempt_age_ms(static_cast<uint64_t>(ToMillis(now_ - accepted_at_)));
-  }
+  TellSeat(join);
   if (!holding_) {
     join->set_rank(config_->rank);
     *join->mutable_attempt() = state_.attempt();
-    join->set_attempt_age_ms(static_cast<uint64_t>(ToMillis(now_ - accepted_at_)));
+    join->set_attempt_age_ms(static_cast<uint64_t>(ToMillis(now_ - claimed_at_)));
     *join->mutable_settings() = SettingsOf(*config_);
     if (InRun()) *join->mutable_in_run() = state_.run();
     join->set_released(Released());
@@ -235,16 +234,20 @@ void NodeMachine::Impl::SendJoin() {
       // Others may have been released from it: of a large job each knows a part of it.
       *join->mutable_restored() = restore_->order.choice();
     }
-    for (auto& [save, own] : saves_) {
-      own.told = IsWhole(own) && (own.told || MayTell());
-      if (!own.told) continue;
-      auto* staged = join->add_staged();
-      *staged->mutable_save() = ToProto(save);
-      staged->set_ordinal(own.ordinal);
-      for (const auto& [worker, shard] : own.shards) *staged->add_shards() = shard;
-    }
+    TellSaves(join);
   }
   Send(std::move(message));
+}
+
+void NodeMachine::Impl::TellSaves(control::Join* join) {
+  for (auto& [save, own] : saves_) {
+    own.told = IsWhole(own) && (own.told || MayTell());
+    if (!own.told) continue;
+    auto* staged = join->add_staged();
+    *staged->mutable_save() = ToProto(save);
+    staged->set_ordinal(own.ordinal);
+    for (const auto& [worker, shard] : own.shards) *staged->add_shards() = shard;
+  }
 }
 
 void NodeMachine::Impl::OnRejected(const control::Rejected& m) {
@@ -281,6 +284,15 @@ void NodeMachine::Impl::OnRunStart(const control::Envelope& message) {
     holder_run_ = FromProto(m.run());
     holder_epoch_ = m.epoch();
     holder_epochs_[holder_job_] = std::max<Epoch>(holder_epochs_[holder_job_], m.epoch());
+    return;
+  }
+  // Said to the holder that this node was there: its join will be answered.
+  const bool is_member =
+      config_ && std::any_of(m.members().begin(), m.members().end(), [&](const auto& one) {
+        return one.node() == options_.node_name && !one.holder() && one.rank() == config_->rank;
+      });
+  if (!is_member) {
+    ++dropped_messages_;
     return;
   }
   const RunId run = FromProto(m.run());
@@ -418,6 +430,24 @@ void NodeMachine::Impl::StartHolding() {
   // A coordinator that was left for the others' sake has its turn again at once.
   if (std::exchange(took_turn_, false)) pause = options_.timings.reconnect_first;
   Arm(kHolderTimer, pause);
+}
+
+// One that was here may have given way to one that waits for what is here: that comes first. One
+// that can't be reached may stay away, while another job's waits.
+void NodeMachine::Impl::TryNextJob(bool was_up) {
+  const std::set<std::string> jobs = HolderJobs();
+  const std::string job = std::exchange(holder_job_, {});
+  if (was_up) {
+    holder_done_ = jobs;
+    holder_done_.erase(job);
+  } else {
+    holder_done_.insert(job);
+  }
+  if (std::includes(holder_done_.begin(), holder_done_.end(), jobs.begin(), jobs.end())) {
+    holder_done_.clear();
+  }
+  took_turn_ = false;
+  if (!jobs.empty()) Arm(kHolderTimer, options_.timings.reconnect_max);
 }
 
 // Those of which something is here, good or bad; those whose decision was told to have stopped,

@@ -27,6 +27,15 @@ inline NodeEvent::ConfigSeen SeenConfig(const JobConfig& config, const std::stri
   return {"yaml", file, Result<ParsedConfig>(ParsedConfig{config, {}})};
 }
 
+// All of kMemberWorld.
+inline void AddMembers(control::RunStart* start) {
+  for (Rank rank = 0; rank < kMemberWorld.nodes; ++rank) {
+    control::Member* member = start->add_members();
+    member->set_node("n" + std::to_string(rank));
+    member->set_rank(rank);
+  }
+}
+
 class MemberTest : public testing::Test {
  protected:
   static constexpr Epoch kEpoch = 5;
@@ -52,6 +61,7 @@ class MemberTest : public testing::Test {
     *message.mutable_run_start()->mutable_run() = ToProto(kRun);
     message.mutable_run_start()->set_epoch(kEpoch);
     message.mutable_run_start()->set_continued(continued);
+    AddMembers(message.mutable_run_start());
     Say(std::move(message));
   }
 

@@ -14,15 +14,71 @@ SaveMatcher::Drops SaveMatcher::Staged(Rank rank, const control::SaveStaged& sta
   Save& save = saves_[key];
   save.staged[rank] = staged;
   save.ordinal = std::max(save.ordinal, staged.ordinal());
-  if (save.staged.size() < nodes_ || active_ == key) return Bound(rank);
-  return Complete(key, now);
+  Drops drops;
+  if (save.staged.size() < nodes_ || active_ == key) {
+    Bound(rank, &drops);
+  } else {
+    drops = Complete(key, now);
+  }
+  DropSkipped(rank, key, &drops);
+  return drops;
+}
+
+// Each node's order is its own. Where nobody has both, steps tell: a job that goes back to an
+// earlier one within a run has said so by then.
+bool SaveMatcher::IsBefore(const std::pair<const SaveKey, Save>& a,
+                           const std::pair<const SaveKey, Save>& b) {
+  for (const auto& [rank, staged] : a.second.staged) {
+    const auto other = b.second.staged.find(rank);
+    if (other != b.second.staged.end()) return staged.ordinal() < other->second.ordinal();
+  }
+  return a.first.step < b.first.step;
+}
+
+// A node reports its saves in their order: the ones before this that it didn't report, it skipped.
+void SaveMatcher::NoteSkipped(Rank rank, const SaveKey& key) {
+  const auto reported = saves_.find(key);
+  if (reported == saves_.end()) return;
+  for (auto& other : saves_) {
+    if (other.first == key || active_ == other.first) continue;
+    if (other.second.staged.count(rank) == 0 && IsBefore(other, *reported)) {
+      other.second.skipped = true;
+    }
+    const bool first = reported->second.staged.size() == 1 && active_ != key;
+    const bool others = other.second.staged.size() > other.second.staged.count(rank);
+    if (first && others && IsBefore(*reported, other)) reported->second.skipped = true;
+  }
+}
+
+bool SaveMatcher::AllHaveLater(const Save& save) const {
+  const auto has_later = [this](Rank rank, uint64_t ordinal) {
+    return std::any_of(saves_.begin(), saves_.end(), [&](const auto& other) {
+      const auto staged = other.second.staged.find(rank);
+      return staged != other.second.staged.end() && staged->second.ordinal() > ordinal;
+    });
+  };
+  return std::all_of(save.staged.begin(), save.staged.end(), [&](const auto& entry) {
+    return has_later(entry.first, entry.second.ordinal());
+  });
+}
+
+void SaveMatcher::DropSkipped(Rank rank, const SaveKey& key, Drops* drops) {
+  if (saves_.size() < 2) return;
+  NoteSkipped(rank, key);
+  std::vector<SaveKey> gone;
+  for (const auto& [other, save] : saves_) {
+    if (save.skipped && active_ != other && AllHaveLater(save)) gone.push_back(other);
+  }
+  for (const SaveKey& other : gone) {
+    TK_PROBE(kSaveSkipped);
+    Drop(other, "some node skipped it, and those that have it have a later one", drops);
+  }
 }
 
 // While some node is away no save becomes complete, and each node's memory would fill with them.
 // The oldest stays for a node that is merely slow, so that one that is always behind still lets
 // saves become complete; the newest for one that comes back.
-SaveMatcher::Drops SaveMatcher::Bound(Rank rank) {
-  Drops drops;
+void SaveMatcher::Bound(Rank rank, Drops* drops) {
   std::vector<std::pair<uint64_t, SaveKey>> waiting;  // by the rank's own order
   for (const auto& [key, save] : saves_) {
     const auto staged = save.staged.find(rank);
@@ -32,9 +88,8 @@ SaveMatcher::Drops SaveMatcher::Bound(Rank rank) {
   }
   std::sort(waiting.begin(), waiting.end());
   for (size_t i = 1; i + 1 < waiting.size(); ++i) {
-    Drop(waiting[i].second, "newer saves wait for the same nodes", &drops);
+    Drop(waiting[i].second, "newer saves wait for the same nodes", drops);
   }
-  return drops;
 }
 
 SaveMatcher::Drops SaveMatcher::Failed(Rank rank, const SaveKey& save, const std::string& error) {

@@ -59,12 +59,20 @@ class SaveMatcher {
   struct Save {
     std::map<Rank, control::SaveStaged> staged;
     uint64_t ordinal = 0;  // the highest any node gave it
+    bool skipped = false;  // some node has a later one and not this: it will never be complete
   };
   // Of saves that every node has, the order is the nodes' own.
   bool IsOlder(const Save& a, const Save& b) const;
   Drops Complete(const SaveKey& save, Instant now);
   // At most two saves of a rank wait for others, beside the one that is being protected.
-  Drops Bound(Rank rank);
+  void Bound(Rank rank, Drops* drops);
+  // A skipped save isn't waited for: it goes once all who have it have a later one, which is worth
+  // as much to a restore. `key` was reported by `rank` just now.
+  void DropSkipped(Rank rank, const SaveKey& key, Drops* drops);
+  void NoteSkipped(Rank rank, const SaveKey& key);
+  bool AllHaveLater(const Save& save) const;
+  static bool IsBefore(const std::pair<const SaveKey, Save>& a,
+                       const std::pair<const SaveKey, Save>& b);
   void Drop(const SaveKey& save, std::string reason, Drops* drops);
   static constexpr size_t kDroppedMax = 256;
 

@@ -75,6 +75,39 @@ TEST_F(SaveMatch, WhatSomeNodeSkippedGoesWhenANewerOneIsComplete) {
   EXPECT_TRUE(matcher_.IsPast(1, Key(5), 9));
 }
 
+// On volumes of three checkpoints neither could write another one beside what waits in vain.
+TEST_F(SaveMatch, WhatSomeNodeSkippedGoesOnceThoseWhoHaveItHaveALaterOne) {
+  EXPECT_EQ(Stage(0, 5, 1), Steps());
+  EXPECT_EQ(Stage(0, 6, 2), Steps());
+  EXPECT_EQ(Stage(1, 8, 1), Steps{5}) << "6 is the newest that rank 0 has";
+  EXPECT_EQ(Stage(1, 9, 2), Steps());
+  EXPECT_EQ(Stage(0, 10, 3), (Steps{6, 8})) << "9 is the newest that rank 1 has";
+  EXPECT_EQ(Stage(1, 11, 3), Steps{9});
+  EXPECT_EQ(Stage(0, 11, 4), Steps{10});
+  EXPECT_EQ(active(), 11U);
+}
+
+TEST_F(SaveMatch, WhatIsReportedAfterAnothersLaterSavesIsSkippedToo) {
+  EXPECT_EQ(Stage(1, 8, 1), Steps());
+  EXPECT_EQ(Stage(0, 5, 1), Steps());
+  EXPECT_EQ(Stage(0, 6, 2), Steps{5});
+}
+
+// After a job went back to it. The third node is merely slower.
+TEST_F(SaveMatch, AnEarlierStepThatIsSavedLaterIsWaitedFor) {
+  SaveMatcher matcher(3, kOvertakenMax);
+  const auto stage = [&](Rank rank, Step step, uint64_t ordinal) {
+    return StepsOf(matcher.Staged(rank, Report(Key(step), rank, ordinal), now_));
+  };
+  for (const Rank rank : {0, 1}) {
+    EXPECT_EQ(stage(rank, 10, 1), Steps());
+    EXPECT_EQ(stage(rank, 5, 2), Steps());
+  }
+  EXPECT_EQ(stage(2, 10, 1), Steps());
+  EXPECT_EQ(stage(2, 5, 2), Steps{10});
+  EXPECT_EQ(matcher.active()->step, 5U);
+}
+
 TEST_F(SaveMatch, AHigherStepIsNotANewerSave) {
   Stage(0, 900, 1);
   Stage(0, 100, 2);

@@ -319,14 +319,12 @@ Status CheckBody(const control::Join& m, const std::string& job) {
     // Its rank says nothing, and settings only what they were.
     if (m.has_settings()) TK_RETURN_IF_ERROR(CheckSettings(m.settings(), job));
     TK_RETURN_IF_ERROR(CheckAttempt(m.attempt(), Presence::kOptional));
+    if (m.has_seat()) TK_RETURN_IF_ERROR(CheckAttempt(m.seat().attempt(), Presence::kRequired));
   } else {
     TK_RETURN_IF_ERROR(CheckSettings(m.settings(), job));
     if (m.rank() >= m.settings().world().nodes()) return Bad("rank {} is too high", m.rank());
     TK_RETURN_IF_ERROR(CheckAttempt(m.attempt(), Presence::kRequired));
-  }
-  if (m.has_seat()) {
-    if (!m.holder()) return Bad("a member tells of a seat");
-    TK_RETURN_IF_ERROR(CheckAttempt(m.seat().attempt(), Presence::kRequired));
+    if (m.has_seat()) return Bad("a member tells of a seat");
   }
   TK_RETURN_IF_ERROR(CheckFixed(m.agent_boot(), Id128::kSize, "agent_boot", Presence::kOptional));
   TK_RETURN_IF_ERROR(CheckFixed(m.link().agent(), Id128::kSize, "link.agent", Presence::kOptional));
@@ -567,9 +565,7 @@ Status CheckGenerationRecord(const control::GenerationRecord& record) {
 Status CheckNodeState(const control::NodeState& state) {
   TK_RETURN_IF_ERROR(CheckFixed(state.agent(), Id128::kSize, "agent"));
   if (state.config_text().size() > kConfigTextBytesMax) return Bad("config_text is too long");
-  if (state.config_file_id().size() > kConfigFileIdBytesMax) {
-    return Bad("config_file_id is too long");
-  }
+  if (state.config_file_id().size() > kConfigFileIdBytesMax) return Bad("config_file_id is long");
   TK_RETURN_IF_ERROR(CheckAttempt(state.attempt(), Presence::kOptional));
   if (state.attempt().counter() > state.attempt_counter()) {
     return Bad("attempt is newer than attempt_counter");
