@@ -198,6 +198,10 @@ void NodeMachine::Impl::Handle(const NodeEvent::TimerFired& e) {
       break;
     case kPersistTimer:
       if (!delete_later_.empty()) DeleteAll({}, std::exchange(delete_later_, {}));
+      if (!untold_refusal_.empty()) {
+        Do(NodeAction::WriteFailed{std::exchange(untold_refusal_, {})});
+        RemoveConfig();
+      }
       Persist();
       break;
     case kRoomTimer:
@@ -219,9 +223,14 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
   if (e.action == kActionName<NodeAction::WriteFailed>) {
     Log(Severity::kError, text);
     // What else ends an attempt was skipped with it. The client must at least not wait for its yaml
-    // to go, nor the next one.
+    // to go, nor the next one; but without it, it would take what an earlier start left there.
     if (!config_) {
-      RemoveConfig();
+      if (!state_.volume_cleaned()) {
+        untold_refusal_ = last_refusal_;
+        Arm(kPersistTimer, options_.timings.retry_pause);
+      } else {
+        RemoveConfig();
+      }
       if (link_ == Link::kNone) Do(NodeAction::Disconnect{});
       Persist();
     }

@@ -254,6 +254,7 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
   state_.set_config_file_id(e.file_id);
   if (!TK_MUTATION(kRefusedForGood)) state_.clear_refusal();
   unrecorded_refusal_.clear();
+  untold_refusal_.clear();
   state_.mutable_attempt()->set_agent(state_.agent());
   state_.mutable_attempt()->set_boot(options_.boot.Raw());
   state_.mutable_attempt()->set_counter(state_.attempt_counter());
@@ -382,7 +383,7 @@ void NodeMachine::Impl::Fail(const std::string& text) {
   Log(Severity::kError, text);
   state_.set_refusal(text);
   Persist();
-  unrecorded_refusal_ = text;
+  unrecorded_refusal_ = last_refusal_ = text;
   Do(NodeAction::WriteFailed{text});
   RemoveConfig();
   ForgetConfig(text);

@@ -77,6 +77,34 @@ TEST(NodeStart, SavesOfTheLastRunAreNoneOfTheRunThatHasBegun) {
   }
 }
 
+// What an earlier start of another job left stands there still: without its yaml, and without the
+// word that it can't start, the client would take that.
+TEST(NodeStart, WhereTheVolumeCouldNotBeCleanedTheYamlStaysUntilTheJobIsTold) {
+  NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+  std::vector<std::string> done;
+  std::vector<TimerId> timers;
+  const auto step = [&](const NodeEvent::Any& event) {
+    done.clear();
+    for (const auto& action : machine.Step(Instant(1000s), event)) {
+      if (const auto* a = std::get_if<NodeAction::WriteFailed>(&action)) done.push_back(a->text);
+      if (std::holds_alternative<NodeAction::RemoveConfig>(action)) done.emplace_back("yaml goes");
+      if (const auto* a = std::get_if<NodeAction::SetTimer>(&action)) timers.push_back(a->timer);
+    }
+  };
+  step(NodeEvent::Started{});
+  step(SeenConfig(MemberConfig()));
+  const Error error(Code::kDataLoss, "input/output error");
+  step(NodeEvent::BatchFailed{"CleanVolume", error, {}});
+  ASSERT_EQ(done.size(), 2U);
+  const std::string told = done[0];
+  timers.clear();
+  step(NodeEvent::BatchFailed{"WriteFailed", error, {}});
+  EXPECT_TRUE(done.empty());
+  ASSERT_FALSE(timers.empty());
+  step(NodeEvent::TimerFired{timers.back()});
+  EXPECT_EQ(done, (std::vector<std::string>{told, "yaml goes"}));
+}
+
 // The store marks a copy that the job may write into when its link is placed. An agent that died
 // just before that places the link in its next life, whose store knew nothing of it at its start.
 TEST(NodeStart, WhatIsPlacedInTheNextLifeIsNoVerifiedCopy) {
