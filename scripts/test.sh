@@ -5,7 +5,7 @@
 #   SANITIZER=asan|tsan|none   which sanitizer's turn it is (default: by the day of the year)
 #   FUZZ_SECONDS=N             how long a third of the fuzz targets runs, another each day (default:
 #                              120; 0: not at all, their seeds are run by the unit tests anyway)
-#   SIM_RUNS=N                 schedules of the simulator on the release build (default: 10000), and
+#   SIM_RUNS=N                 schedules of the simulator on the release build (default: 20000), and
 #   SIM_RUNS_SANITIZER=N       on the sanitizer's (default: 1000), both from SIM_SEED on (default: 1)
 #   JOBS=N                     parallel compilations and tests (default: one a core)
 set -uo pipefail
@@ -14,7 +14,7 @@ jobs=${JOBS:-$(nproc)}
 turns=(asan tsan)
 sanitizer=${SANITIZER:-${turns[10#$(date -u +%j) % 2]}}
 fuzz_seconds=${FUZZ_SECONDS:-120}
-sim_runs=${SIM_RUNS:-10000} sim_runs_sanitizer=${SIM_RUNS_SANITIZER:-1000} sim_seed=${SIM_SEED:-1}
+sim_runs=${SIM_RUNS:-20000} sim_runs_sanitizer=${SIM_RUNS_SANITIZER:-1000} sim_seed=${SIM_SEED:-1}
 case $sanitizer in asan | tsan | none) ;; *)
   echo "test: SANITIZER is asan, tsan or none, not '$sanitizer'" >&2
   exit 2

@@ -63,6 +63,26 @@ void LeavesASaveThatCanNotBeTaken(Simulation& sim) {
   sim.RestartUntilCommitted(kLimit);
 }
 
+// A start in vain left the yaml of rank 1 on a host that the next start doesn't use: of the two
+// that want the rank then, the newer one gets it.
+void WantsARankThatAnOlderStartWants(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  sim.host(2).set_between([&](const FsOp&) {
+    sim.world().Fault("agent crash");
+    sim.host(2).KillAgent();
+  });
+  sim.job().StartLater(1ms);
+  if (!sim.RunFor(15s)) return;
+  sim.world().Fault("host swapped");
+  sim.job().SetPlacement({0, 3, 4});
+  sim.job().StartLater(1ms);
+  if (!sim.RunFor(15s)) return;
+  sim.host(2).set_between({});
+  sim.job().set_saving(true);
+  sim.RunUntilCommitted(1, kLimit);
+}
+
 // An agent that can't list its shards when it starts knows that it doesn't know what it holds.
 void StartsWithoutAListing(Simulation& sim) {
   if (!sim.RunUntilCommitted(1, kLimit)) return;
@@ -88,6 +108,11 @@ std::vector<Scenario> StartScenarios() {
        .about = "what can't be listed at the start isn't taken for nothing",
        .run = StartsWithoutAListing,
        .shape = {.nodes = 2}},
+      {.name = "rank-of-an-older-start",
+       .about = "of two nodes that want one rank the one of the newer start gets it",
+       .run = WantsARankThatAnOlderStartWants,
+       .shape = {.nodes = 3},
+       .spares = 2},
       {.name = "source-dies-again-and-again",
        .about = "copies aren't given up because the agent that has them isn't there just now",
        .run = SourceDiesAgainAndAgain,
