@@ -148,6 +148,20 @@ TEST(ClusterMemory, PeersThatNobodyNamedAreUsedOnlyWhereTheyFit) {
   }
 }
 
+// It knows that nobody named peers, but not that their copies didn't fit: none of them is missed.
+TEST(ClusterMemory, ACoordinatorThatGoesOnMissesNoPeersCopiesThatNeverFitted) {
+  TestClusterOptions options = Sized(49);
+  options.names_no_peers = true;
+  TestCluster cluster(options);
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  ASSERT_TRUE(cluster.Logged("its checkpoints have no in-cluster redundancy"));
+  cluster.KillAgent(0);
+  cluster.StartAgent(0);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  EXPECT_FALSE(cluster.Logged("no longer here")) << LogOf(cluster);
+}
+
 // Without another save nothing else would free it; but not before all copies are elsewhere.
 TEST(ClusterMemory, ANodeThatLostItsRankAndComesLateIsFreed) {
   for (const bool fits : {true, false}) {

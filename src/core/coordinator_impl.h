@@ -260,6 +260,7 @@ class CoordinatorMachine::Impl {
   bool SendKeep(Protection* protection, const Peer& peer, const std::vector<Blake3>& lacks);
   void FailTry(Protection* protection, const std::string& why, bool final);
   void Commit(std::optional<Protection>* protection);
+  bool IsOwnShard(Rank rank, const Blake3& digest) const;
   void SendCommit(const Peer& peer);
   void CheckLastCommitted();
   void ResumeMember(Peer* member);

@@ -372,14 +372,23 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
   Arm(kCommitTimer, options_.timings.commit_deadline);
 }
 
+// Of the last committed generation.
+bool CoordinatorMachine::Impl::IsOwnShard(Rank rank, const Blake3& digest) const {
+  const std::vector<control::ShardInfo> own = ShardsOfRank(*committed_, rank);
+  return std::any_of(own.begin(), own.end(),
+                     [&](const auto& shard) { return DigestOf(shard) == digest; });
+}
+
 void CoordinatorMachine::Impl::SendCommit(const Peer& peer) {
   control::Envelope message = NewMessage();
   AddCommitted(message.mutable_commit(), peer);
   const auto keep = committed_keep_.find(peer.node());
   if (keep != committed_keep_.end() && !peer.join.holder()) {
     for (const Blake3& digest : keep->second) {
-      // Given back for a newer save: the member has no reason to miss it.
-      if (thinned_ && !holdings_.Has(peer.node(), digest)) continue;
+      // Given back for a newer save, or never made where nobody named peers and they don't fit, of
+      // which this machine may not have heard: the member has no reason to miss it.
+      const bool may_lack = thinned_ || (optional_peers_ && !IsOwnShard(peer.rank(), digest));
+      if (may_lack && !holdings_.Has(peer.node(), digest)) continue;
       message.mutable_commit()->add_keep(digest.Raw());
     }
   }
