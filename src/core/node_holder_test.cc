@@ -59,16 +59,7 @@ class NodeHolder : public MemberTest {
     Connect();
   }
 
-  void Restore() {
-    control::Envelope message;
-    auto* choice = message.mutable_restore()->mutable_choice();
-    choice->set_decision(1);
-    *choice->mutable_generation() = record_;
-    auto* wanted = message.mutable_restore()->add_wanted();
-    *wanted->mutable_shard() = shard_;
-    wanted->add_nodes("n0");
-    Say(std::move(message));
-  }
+  void Restore() { SayRestore(record_, shard_); }
 
   void Refuse() {
     control::Envelope message;

@@ -46,20 +46,13 @@ class NodeRoom : public MemberTest {
 
   // From a save of an earlier run; this node's shard has to be pulled.
   void Restore() {
-    control::Envelope message;
-    auto* choice = message.mutable_restore()->mutable_choice();
-    choice->set_decision(1);
-    *choice->mutable_generation()->mutable_save() = ToProto(restored_);
-    *choice->mutable_generation()->mutable_world() = ToProto(kMemberWorld);
-    choice->mutable_generation()->set_job("job");
-    choice->mutable_generation()->set_save_number(1);
-    for (Rank rank = 0; rank < 2; ++rank) {
-      *choice->mutable_generation()->add_shards() = ShardOf(restored_, rank);
-    }
-    auto* wanted = message.mutable_restore()->add_wanted();
-    *wanted->mutable_shard() = ShardOf(restored_, 1);
-    wanted->add_nodes("n0");
-    Say(std::move(message));
+    control::GenerationRecord record;
+    *record.mutable_save() = ToProto(restored_);
+    *record.mutable_world() = ToProto(kMemberWorld);
+    record.set_job("job");
+    record.set_save_number(1);
+    for (Rank rank = 0; rank < 2; ++rank) *record.add_shards() = ShardOf(restored_, rank);
+    SayRestore(record, ShardOf(restored_, 1));
   }
 
   void NoRoom() {

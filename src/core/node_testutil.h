@@ -83,6 +83,17 @@ class MemberTest : public testing::Test {
     Say(std::move(message));
   }
 
+  // The decision for this generation; this node's part of it, `shard`, is to be had from n0.
+  void SayRestore(const control::GenerationRecord& record, const control::ShardInfo& shard) {
+    control::Envelope message;
+    message.mutable_restore()->mutable_choice()->set_decision(1);
+    *message.mutable_restore()->mutable_choice()->mutable_generation() = record;
+    auto* wanted = message.mutable_restore()->add_wanted();
+    *wanted->mutable_shard() = shard;
+    wanted->add_nodes("n0");
+    Say(std::move(message));
+  }
+
   void Drop(const SaveKey& save) {
     control::Envelope message;
     *message.mutable_drop()->mutable_save() = ToProto(save);
