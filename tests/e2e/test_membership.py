@@ -192,7 +192,9 @@ def test_rank_0_moves_while_its_old_agent_lives(make_cluster, seed):
     assert moved.start() == 1
     moved.check_restored(1)
     moved.save(2)
-    assert [n.status()["coordinator"] for n in (first, kept, fresh)] == [False, False, True]
+    # The old one finds out when it reads the rendezvous again.
+    cluster.wait_for(lambda: [n.status()["coordinator"] for n in (first, kept, fresh)] ==
+                     [False, False, True], 30, "the new host alone to coordinate")
     back = Job(cluster, seed, nodes=[first, kept])
     assert back.start() == 2
     back.check_restored(2)
