@@ -17,7 +17,7 @@ constexpr size_t kTextBytesMax = 8192;
 constexpr size_t kHostBytesMax = 253;
 constexpr int kDifferencesMax = 64;
 constexpr size_t kConfigTextBytesMax = 64 << 10;
-constexpr size_t kConfigFileIdBytesMax = 256;
+constexpr size_t kConfigIdBytesMax = 256;
 enum class Presence { kRequired, kOptional };
 
 template <typename... Args>
@@ -565,7 +565,7 @@ Status CheckGenerationRecord(const control::GenerationRecord& record) {
 Status CheckNodeState(const control::NodeState& state) {
   TK_RETURN_IF_ERROR(CheckFixed(state.agent(), Id128::kSize, "agent"));
   if (state.config_text().size() > kConfigTextBytesMax) return Bad("config_text is too long");
-  if (state.config_file_id().size() > kConfigFileIdBytesMax) return Bad("config_file_id is long");
+  if (state.config_file_id().size() > kConfigIdBytesMax) return Bad("config_file_id is too long");
   TK_RETURN_IF_ERROR(CheckAttempt(state.attempt(), Presence::kOptional));
   if (state.attempt().counter() > state.attempt_counter()) {
     return Bad("attempt is newer than attempt_counter");
