@@ -336,6 +336,14 @@ class Cluster:
                                    "\n".join(n.tail() for n in self.nodes))
             time.sleep(0.02)
 
+    def wait_for_log(self, nodes, *texts, seconds=20):
+        """Until one line of each of `nodes` holds all `texts`. What a status says may come before
+        the line: lines are written in order with the agent's files, on another thread."""
+        for node in nodes:
+            self.wait_for(lambda node=node: any(all(t in line for t in texts)
+                                                for line in node.log().splitlines()),
+                          seconds, f"{node.name}'s log to say " + ", ".join(map(repr, texts)))
+
     def wait_for_agents(self, condition, seconds, what):
         """As wait_for, where `condition` asks agents of which some may be down or starting."""
         def quietly():

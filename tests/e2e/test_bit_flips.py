@@ -116,7 +116,7 @@ def test_every_copy_of_a_shard_is_bad(make_cluster, seed, agent):
     except volume_lib.ReplicatorFailed as failed:
         print("refused:", failed)
         return
-    assert any("bad" in n.log() for n in cluster.nodes)
+    cluster.wait_for(lambda: any("bad" in n.log() for n in cluster.nodes), 20, "a log to say it")
     job.save(4)
     job.restart()
 
@@ -133,8 +133,12 @@ def test_in_flight_while_a_save_is_replicated(make_cluster, seed, what):
         job.committed(2)
         assert between.data.flipped.is_set(), "nothing was flipped: the test tests nothing"
         scripted_job.check_copies(job, 2, nodes_each=2)
-        said = job.errors() + job.cluster.nodes[1].log()
-        assert "node0" in said and "match" in said or "digest" in said, said[-2000:]
+
+        def told():
+            said = job.errors() + job.cluster.nodes[1].log()
+            return "node0" in said and "match" in said or "digest" in said
+
+        job.cluster.wait_for(told, 20, "the flip to be reported")
         job.restart()
 
 

@@ -140,7 +140,7 @@ def test_log_lines_have_the_protocols_form(job):
     (none,) = [x for x in lines if "No valid checkpoints found anywhere" in x]
     assert f" job={job.name} coord" in none
     job.restart()
-    assert "We will restore in-cluster checkpoint: 11" in job.nodes[0].log()
+    job.cluster.wait_for_log(job.nodes[:1], "We will restore in-cluster checkpoint: 11")
 
 
 def test_no_agent(run, tmp_path):

@@ -94,9 +94,11 @@ def divergence(cluster, step):
     return told()
 
 
-def error_lines(cluster, step):
-    return [line for line in cluster.nodes[0].log().splitlines()
-            if re.search(rf"coord .*ERR .*disagree at step {step}:", line)]
+def error_line(cluster, step):
+    cluster.wait_for_log(cluster.nodes[:1], "coord ", "ERR ", f"disagree at step {step}:")
+    (line,) = [line for line in cluster.nodes[0].log().splitlines()
+               if re.search(rf"coord .*ERR .*disagree at step {step}:", line)]
+    return line
 
 
 def metric(node):
@@ -133,7 +135,7 @@ def test_of_two_replicas_the_key_is_named(make_cluster, seed, case):
         (1, "node1", 0, False)]
     assert found["odd"][0]["differences"] == differences
     assert found["odd"][0]["differences_total"] == 1
-    (line,) = error_lines(cluster, 2)
+    line = error_line(cluster, 2)
     for part in ("rank 1 (node node1)", "rank 0 (node node0)", *differences):
         assert part in line
     assert metric(cluster.nodes[0]) == 1
@@ -172,7 +174,7 @@ def test_of_three_replicas_the_odd_one_is_named_and_outvoted(make_cluster, seed,
     replicas.save(2)
     found = divergence(cluster, 2)
     assert [(o["rank"], o["outvoted"]) for o in found["odd"]] == [(odd, True)]
-    (line,) = error_lines(cluster, 2)
+    line = error_line(cluster, 2)
     assert f"rank {odd} (node node{odd}) holds other values" in line
     assert "which 2 replicas agree on" in line
     cluster.nodes[1].lose_and_return()

@@ -336,7 +336,7 @@ def test_d21_deleted_errors_are_in_the_log_and_the_status(make_world):
     with hostile.repeating(hide):
         world.cluster.wait_for(lambda: "pipe" in str(world.node.status()["last_error"]), 20,
                                "the status to say it")
-    assert "pipe" in world.node.log()
+    world.cluster.wait_for_log([world.node], "pipe")
     world.check(3)
 
 

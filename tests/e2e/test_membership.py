@@ -314,7 +314,7 @@ def test_another_world_size(make_cluster, seed):
     assert small.start() is None
     problems = "\n".join(cluster.nodes[0].status()["problems"])
     assert "step 1 " in problems and "4 nodes" in problems and "now" in problems, problems
-    assert "another shape" in cluster.nodes[0].log()
+    cluster.wait_for_log(cluster.nodes[:1], "another shape")
     small.save(2)
     assert cluster.nodes[0].status()["problems"] == []
     small.restart()
@@ -423,7 +423,5 @@ def test_other_settings_are_rank_0s(make_cluster, seed):
     job.ranked, job.volumes = dict(enumerate(cluster.nodes)), dict(enumerate(volumes))
     job.save(1)
     scripted_job.check_copies(job, 1, nodes_each=2)
-    log = cluster.nodes[0].log()
     for name in ("node1", "node2"):
-        assert any("WRN" in line and name in line and "rank 0" in line
-                   for line in log.splitlines()), name
+        cluster.wait_for_log(cluster.nodes[:1], "WRN", name, "rank 0")

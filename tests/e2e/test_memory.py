@@ -155,7 +155,8 @@ def test_volume_that_is_large_enough(make_cluster, seed):
         assert sizing["own_save_bytes"] == pytest.approx(SAVE * MIB, rel=0.01)
         assert sizing["peers_save_bytes"] == pytest.approx(SAVE * MIB, rel=0.01)
         assert sizing["advised_bytes"] == pytest.approx(5.25 * SAVE * MIB, rel=0.02)
-        assert "The volume of" in node.log() and "too small" not in node.log()
+        job.cluster.wait_for_log([node], "The volume of")
+        assert "too small" not in node.log()
     job.check_no_errors()
 
 
@@ -193,7 +194,8 @@ def test_thin_gives_up_the_older_copies(make_cluster, seed):
         job.save(step)
         settle(job.cluster, 2)
         scripted_job.check_copies(job, step, nodes_each=2)
-    assert any("--on-pressure=thin" in n.log() for n in job.nodes)
+    job.cluster.wait_for(lambda: any("--on-pressure=thin" in n.log() for n in job.nodes), 20,
+                         "a log to say it")
     job.cluster.wait_for(lambda: problems(job.cluster) == "", 20, "nothing to be left to report")
     job.restart()
 

@@ -171,8 +171,7 @@ def test_skipped_step_is_not_restored(make_cluster, seed, restore):
         node.kill()
     cluster.start()
     assert job.start(ranks=(1, 0)) is None
-    assert "step 2 (run" in cluster.nodes[1].log()
-    assert "is skipped, as asked" in cluster.nodes[1].log()
+    cluster.wait_for_log(cluster.nodes[1:2], "step 2 (run", "is skipped, as asked")
     assert all(n.status()["restore_orders"] == [] for n in cluster.nodes)
     # Once: the next save of step 2 is restored like any other.
     job.save(2)

@@ -142,8 +142,7 @@ def test_a_short_interval_is_warned_of(make_cluster):
     client = Writer(cluster, cluster.nodes[0])
     client.write(text_of({"backup-interval-minutes": 5}))
     assert client.started() is None
-    assert "WRN" in "".join(line for line in cluster.nodes[0].log().splitlines()
-                            if "at least 30 are advised" in line)
+    cluster.wait_for_log(cluster.nodes, "WRN", "at least 30 are advised")
     assert client.volume.errors == []
 
 
