@@ -156,20 +156,9 @@ void NodeHost::ScanSaves() {
     scan_due_ = true;
     return;
   }
-  for (const FoundSave& save : *saves) ReportSave(save.name, false);
-  if (save_framework_ != Framework::kOrbax) return;
-  // One that is being made in place, by a job that went on while no agent was there to see it
-  // begin.
-  const auto entries = parts_.store->client().List("");
-  if (!entries.ok()) {
-    scan_due_ = true;
-    return;
-  }
-  for (const DirEntry& entry : *entries) {
-    if (entry.type == FileType::kDirectory && ParseStepName(entry.name)) {
-      ReportSave(entry.name, true);
-    }
-  }
+  // One that isn't finished is being made in place, by a job that went on while no agent was there
+  // to see it begin.
+  for (const FoundSave& save : *saves) ReportSave(save.name, !save.finished);
 }
 
 }  // namespace tierkeep

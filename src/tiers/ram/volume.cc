@@ -138,14 +138,15 @@ Result<std::vector<FoundSave>> Volume::ListSaves(Framework framework, std::strin
                                ? client.ProbeWriters(entry.name)
                                : Result<LeaseResult>(LeaseResult::kNoWriters);
       if (writers.ok() && *writers == LeaseResult::kHasWriters) continue;
-      saves.push_back({entry.name, name->step, name->worker, name->rank});
+      saves.push_back({entry.name, name->step, name->worker, name->rank, true});
       continue;
     }
     const auto step = ParseStepName(entry.name);
     if (entry.type != FileType::kDirectory || !step) continue;
     const bool finished =
         framework == Framework::kPytorchDistributed || HasCommitSuccess(client, entry.name);
-    if (finished) saves.push_back({entry.name, *step, 0});
+    if (!finished && scan == SaveScan::kAtStart) continue;
+    saves.push_back({entry.name, *step, 0, 0, finished});
   }
   std::sort(saves.begin(), saves.end(), [](const FoundSave& a, const FoundSave& b) {
     return std::tie(a.step, a.worker, a.name) < std::tie(b.step, b.worker, b.name);

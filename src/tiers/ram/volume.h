@@ -27,16 +27,20 @@ struct ConfigFile {
 // making. (Orbax before 0.12.3 doesn't write it: its saves count when they are seen to be moved
 // in.) Directories of pytorch.distributed: all, since its only way is a rename.
 enum class SaveScan : uint8_t {
-  kRunning,  // while the job runs: no file that somebody still has open for writing
-  kAtStart,  // those too: who wrote them is of the past, and is waited for
+  // While the job runs: no file that somebody still has open for writing, whose end a watch tells;
+  // directories of Orbax that are no save yet, since such a watch has to be begun.
+  kRunning,
+  // Who made them is of the past: those files, since he is waited for, and no such directories.
+  kAtStart,
 };
 
-// A finished save that stands in the volume.
+// A save that stands in the volume.
 struct FoundSave {
   std::string name;  // entry name in the volume
   Step step = 0;
   Worker worker = 0;
-  Rank rank = 0;  // framework pytorch only: what the name says
+  Rank rank = 0;         // framework pytorch only: what the name says
+  bool finished = true;  // else it doesn't count yet, and may never
 };
 
 // Threads: any, on the same object.

@@ -297,9 +297,9 @@ TEST_F(VolumeTest, AConfigurationExchangedAtTheLastMomentStays) {
   EXPECT_TRUE(fs::is_empty(node_.InStore("incoming")));
 }
 
-TEST_F(VolumeTest, ListsFinishedSaves) {
+TEST_F(VolumeTest, ListsSaves) {
   PutFile(Client("100/commit_success.txt"), "");
-  PutFile(Client("99/state/x"), "");  // made in place, not done
+  PutFile(Client("99/state/x"), "");  // made in place, not done: no save when the job has gone
   PutFile(Client("0/commit_success.txt"), "");
   PutFile(Client("007/commit_success.txt"), "");
   PutFile(Client("5.orbax-checkpoint-tmp/commit_success.txt"), "");
@@ -316,11 +316,11 @@ TEST_F(VolumeTest, ListsFinishedSaves) {
     std::vector<std::string> listed;
     const auto saves = volume().ListSaves(framework, "train", scan);
     EXPECT_TRUE(saves.ok());
-    for (const FoundSave& save : *saves) listed.push_back(save.name);
+    for (const FoundSave& save : *saves) listed.push_back(save.name + (save.finished ? "" : "?"));
     return listed;
   };
   using Names = std::vector<std::string>;
-  EXPECT_EQ(names(Framework::kOrbax, SaveScan::kRunning), (Names{"0", "007", "100"}));
+  EXPECT_EQ(names(Framework::kOrbax, SaveScan::kRunning), (Names{"0", "007", "99?", "100"}));
   EXPECT_EQ(names(Framework::kOrbax, SaveScan::kAtStart), (Names{"0", "007", "100"}));
   EXPECT_EQ(names(Framework::kPytorchDistributed, SaveScan::kRunning),
             (Names{"0", "007", "99", "100"}));
