@@ -13,7 +13,6 @@ SaveMatcher::Drops SaveMatcher::Staged(Rank rank, const control::SaveStaged& sta
   if (rank >= nodes_ || IsPast(rank, key, staged.ordinal())) return {};
   Save& save = saves_[key];
   save.staged[rank] = staged;
-  save.ordinal = std::max(save.ordinal, staged.ordinal());
   Drops drops;
   if (save.staged.size() < nodes_ || active_ == key) {
     Bound(rank, &drops);
@@ -25,7 +24,7 @@ SaveMatcher::Drops SaveMatcher::Staged(Rank rank, const control::SaveStaged& sta
 }
 
 // Each node's order is its own. Where nobody has both, steps tell: a job that goes back to an
-// earlier one within a run has said so by then.
+// earlier one within a run has said so by then. (Of a save that every node has somebody does.)
 bool SaveMatcher::IsBefore(const std::pair<const SaveKey, Save>& a,
                            const std::pair<const SaveKey, Save>& b) {
   for (const auto& [rank, staged] : a.second.staged) {
@@ -125,21 +124,13 @@ std::map<Rank, control::SaveStaged> SaveMatcher::ActiveShards() const {
   return saves_.at(*active_).staged;
 }
 
-bool SaveMatcher::IsOlder(const Save& a, const Save& b) const {
-  for (const auto& [rank, staged] : a.staged) {
-    const auto other = b.staged.find(rank);
-    if (other != b.staged.end()) return staged.ordinal() < other->second.ordinal();
-  }
-  return a.ordinal < b.ordinal;
-}
-
 SaveMatcher::Drops SaveMatcher::Complete(const SaveKey& key, Instant now) {
   Drops drops;
-  const Save newest = saves_.at(key);
   if (active_ && TK_MUTATION(kTwoUncommitted)) return drops;
+  const auto complete = saves_.find(key);
   std::vector<SaveKey> passed_over;
-  for (const auto& [other, save] : saves_) {
-    if (other != key && active_ != other && IsOlder(save, newest)) passed_over.push_back(other);
+  for (const auto& other : saves_) {
+    if (active_ != other.first && IsBefore(other, *complete)) passed_over.push_back(other.first);
   }
   for (const SaveKey& other : passed_over) {
     TK_PROBE(kSaveSkipped);
@@ -150,7 +141,7 @@ SaveMatcher::Drops SaveMatcher::Complete(const SaveKey& key, Instant now) {
     stalled_ = false;
     return drops;
   }
-  const bool newer = IsOlder(saves_.at(*active_), newest);
+  const bool newer = IsBefore(*saves_.find(*active_), *complete);
   const bool long_without = overtaken_since_ && now - *overtaken_since_ >= overtaken_max_;
   if (!newer || (long_without && !stalled_)) {
     Drop(key, newer ? "the save before it is seen through first" : "a newer save is complete",

@@ -58,11 +58,8 @@ class SaveMatcher {
  private:
   struct Save {
     std::map<Rank, control::SaveStaged> staged;
-    uint64_t ordinal = 0;  // the highest any node gave it
     bool skipped = false;  // some node has a later one and not this: it will never be complete
   };
-  // Of saves that every node has, the order is the nodes' own.
-  bool IsOlder(const Save& a, const Save& b) const;
   Drops Complete(const SaveKey& save, Instant now);
   // At most two saves of a rank wait for others, beside the one that is being protected.
   void Bound(Rank rank, Drops* drops);
