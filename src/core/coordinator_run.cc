@@ -374,9 +374,11 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
 
 // Of the last committed generation.
 bool CoordinatorMachine::Impl::IsOwnShard(Rank rank, const Blake3& digest) const {
-  const std::vector<control::ShardInfo> own = ShardsOfRank(*committed_, rank);
-  return std::any_of(own.begin(), own.end(),
-                     [&](const auto& shard) { return DigestOf(shard) == digest; });
+  for (Worker worker = 0; worker < committed_->world().workers_per_node(); ++worker) {
+    const control::ShardInfo* own = EntryOf(*committed_, rank, worker);
+    if (own != nullptr && DigestOf(*own) == digest) return true;
+  }
+  return false;
 }
 
 void CoordinatorMachine::Impl::SendCommit(const Peer& peer) {
