@@ -49,9 +49,7 @@ HttpResponse VerifyAll(Store& store) {
   bool all_good = true;
   for (const HeldShard& shard : store.Shards()) {
     VerifyResult r = store.Verify(shard.digest, nullptr);
-    // Good bytes that nobody else sees are no copy.
-    const Status there = store.mount().CheckPath();
-    if (!there.ok() && there.error().code() == Code::kAborted) {
+    if (const Status there = CheckStands(store.mount()); !there.ok()) {
       r.ok = false;
       r.problem = there.error().message();
     }

@@ -26,9 +26,8 @@ void NodeHost::LookEverySoOften() {
 bool NodeHost::VolumeStands() {
   if (TK_MUTATION(kIgnoreVanishedVolume)) return true;
   if (volume_lost_) return false;
-  const Status there = parts_.store->mount().CheckPath();
-  // Where the look itself fails nothing is known, least of all a loss.
-  if (there.ok() || there.error().code() != Code::kAborted) return true;
+  const Status there = CheckStands(parts_.store->mount());
+  if (there.ok()) return true;
   GiveUpVolume(there);
   return false;
 }

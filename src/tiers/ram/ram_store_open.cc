@@ -108,6 +108,12 @@ Status ProbeMount(Dir& mount, const MountProbe& probe) {
   return OkStatus();
 }
 
+Status CheckStands(Dir& mount) {
+  Status there = mount.CheckPath();
+  if (!there.ok() && there.error().code() != Code::kAborted) return OkStatus();
+  return there;
+}
+
 Status RamStore::ReadStoreId() {
   const auto bytes = root_->ReadSmallFile(kStoreIdName, 4096);
   if (bytes.ok()) {

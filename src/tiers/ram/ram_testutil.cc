@@ -63,6 +63,10 @@ class FaultyDir : public ForwardingDir {
   FaultyDir(std::unique_ptr<Dir> dir, std::shared_ptr<Faults> faults)
       : ForwardingDir(std::move(dir)), faults_(std::move(faults)) {}
 
+  Status CheckPath() override {
+    if (auto error = faults_->Check("CheckPath", "")) return *error;
+    return ForwardingDir::CheckPath();
+  }
   Result<std::unique_ptr<Dir>> OpenDir(std::string_view path) override {
     if (auto error = faults_->Check("OpenDir", path)) return *error;
     return ForwardingDir::OpenDir(path);

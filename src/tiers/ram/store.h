@@ -154,4 +154,9 @@ struct MountProbe {
 };
 Status ProbeMount(Dir& mount, const MountProbe& probe);
 
+// Whether what is in `mount` stands where others see it: if it doesn't, good bytes in it are no
+// copy, and the error says what is there instead. Where the look itself fails nothing is known,
+// least of all a loss. Threads: any.
+Status CheckStands(Dir& mount);
+
 }  // namespace tierkeep

@@ -371,6 +371,20 @@ TEST_F(StoreTest, RemembersGenerations) {
   EXPECT_EQ(GenerationIdOf(*node_.store().Generations()[0]), GenerationIdOf(two));
 }
 
+TEST_F(StoreTest, StandsUnlessItIsKnownThatItDoesNot) {
+  Dir& mount = node_.store().mount();
+  EXPECT_TRUE(CheckStands(mount).ok());
+  const auto fail = [&](Error error) {
+    node_.faults().Set([error](std::string_view call, std::string_view) {
+      return call == "CheckPath" ? std::optional(error) : std::nullopt;
+    });
+  };
+  fail(Error(Code::kDataLoss, "input/output error"));
+  EXPECT_TRUE(CheckStands(mount).ok());
+  fail(Error(Code::kAborted, "nothing is at it any more"));
+  EXPECT_EQ(CheckStands(mount).error().message(), "nothing is at it any more");
+}
+
 TEST(ShardStateTest, RoundTripsAndFallsBackToCare) {
   for (int bits = 0; bits < 8; ++bits) {
     const ShardState state{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
