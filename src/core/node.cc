@@ -198,8 +198,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::TimerFired& e) {
       break;
     case kPersistTimer:
       if (!delete_later_.empty()) DeleteAll({}, std::exchange(delete_later_, {}));
-      if (!untold_refusal_.empty()) {
-        Do(NodeAction::WriteFailed{std::exchange(untold_refusal_, {})});
+      if (std::exchange(refusal_untold_, false)) {
+        Do(NodeAction::WriteFailed{refusal_});
         RemoveConfig();
       }
       Persist();
@@ -226,7 +226,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
     // to go, nor the next one; but without it, it would take what an earlier start left there.
     if (!config_) {
       if (!state_.volume_cleaned()) {
-        untold_refusal_ = last_refusal_;
+        refusal_untold_ = true;
         Arm(kPersistTimer, options_.timings.retry_pause);
       } else {
         RemoveConfig();
@@ -236,9 +236,10 @@ void NodeMachine::Impl::Handle(const NodeEvent::BatchFailed& e) {
     }
   } else if (phase_ == Phase::kFailed || phase_ == Phase::kIdle) {
     Log(Severity::kError, text);
-    if (e.action == kActionName<NodeAction::PersistState> && !unrecorded_refusal_.empty()) {
+    if (e.action == kActionName<NodeAction::PersistState> &&
+        std::exchange(refusal_unrecorded_, false)) {
       // The job is told all the same. Where this was the record after it, it is told twice.
-      Do(NodeAction::WriteFailed{std::exchange(unrecorded_refusal_, {})});
+      Do(NodeAction::WriteFailed{refusal_});
       RemoveConfig();
       if (link_ == Link::kNone) Do(NodeAction::Disconnect{});
     }

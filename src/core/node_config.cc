@@ -211,7 +211,11 @@ void NodeMachine::Impl::RefuseConfig(const NodeEvent::ConfigSeen& e, const std::
   state_.set_config_file_id(e.file_id);
   Log(Severity::kError, text);
   last_error_ = text;
-  if (!empty) Do(NodeAction::WriteFailed{text});
+  refusal_unrecorded_ = refusal_untold_ = false;
+  if (!empty) {
+    refusal_ = text;
+    Do(NodeAction::WriteFailed{text});
+  }
   RemoveConfig();
   ForgetConfig(text);
   phase_ = empty ? Phase::kIdle : Phase::kFailed;
@@ -253,8 +257,7 @@ void NodeMachine::Impl::AcceptConfig(const NodeEvent::ConfigSeen& e, const Parse
   state_.set_config_text(e.text);
   state_.set_config_file_id(e.file_id);
   if (!TK_MUTATION(kRefusedForGood)) state_.clear_refusal();
-  unrecorded_refusal_.clear();
-  untold_refusal_.clear();
+  refusal_unrecorded_ = refusal_untold_ = false;
   state_.mutable_attempt()->set_agent(state_.agent());
   state_.mutable_attempt()->set_boot(options_.boot.Raw());
   state_.mutable_attempt()->set_counter(state_.attempt_counter());
@@ -383,7 +386,8 @@ void NodeMachine::Impl::Fail(const std::string& text) {
   Log(Severity::kError, text);
   state_.set_refusal(text);
   Persist();
-  unrecorded_refusal_ = last_refusal_ = text;
+  refusal_ = text;
+  refusal_unrecorded_ = true;
   Do(NodeAction::WriteFailed{text});
   RemoveConfig();
   ForgetConfig(text);

@@ -312,9 +312,9 @@ class NodeMachine::Impl {
   Instant accepted_at_{};                  // the yaml, in this life of the agent
   Instant claimed_at_{};                   // the same, in any of its lives
   std::optional<Instant> config_gone_at_;  // before the job's start: its client waits for a link
-  std::string last_refusal_;               // why the last attempt that failed did
-  std::string unrecorded_refusal_;         // told once more if it can't be recorded
-  std::string untold_refusal_;             // could not be written; told when kPersistTimer fires
+  std::string refusal_;                    // the last that the job was told of
+  bool refusal_unrecorded_ = false;        // told once more if it can't be recorded
+  bool refusal_untold_ = false;            // could not be written; told when kPersistTimer fires
   std::set<TaskId> adopting_;              // must end before joining
   std::vector<std::string> taken_over_;    // by a cleaning, staged names: not yet hashed
 

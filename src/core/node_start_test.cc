@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -103,6 +104,43 @@ TEST(NodeStart, WhereTheVolumeCouldNotBeCleanedTheYamlStaysUntilTheJobIsTold) {
   ASSERT_FALSE(timers.empty());
   step(NodeEvent::TimerFired{timers.back()});
   EXPECT_EQ(done, (std::vector<std::string>{told, "yaml goes"}));
+}
+
+// Nor is it told of what an earlier yaml was refused for, or of nothing.
+TEST(NodeStart, AYamlThatCanNotBeAcceptedIsToldOfOnceThatCanBeWritten) {
+  for (const bool earlier : {false, true}) {
+    NodeMachine machine(NodeOptions{.node_name = "n1", .agent = TestId(1), .boot = TestId(2)});
+    std::vector<std::string> done;
+    std::set<TimerId> timers;
+    const auto step = [&](Instant now, const NodeEvent::Any& event) {
+      done.clear();
+      for (const auto& action : machine.Step(now, event)) {
+        if (const auto* a = std::get_if<NodeAction::WriteFailed>(&action)) done.push_back(a->text);
+        if (std::holds_alternative<NodeAction::RemoveConfig>(action))
+          done.emplace_back("yaml goes");
+        if (const auto* a = std::get_if<NodeAction::SetTimer>(&action)) timers.insert(a->timer);
+      }
+    };
+    step(Instant(1000s), NodeEvent::Started{});
+    const Error error(Code::kDataLoss, "input/output error");
+    if (earlier) {
+      step(Instant(1000s), SeenConfig(MemberConfig()));
+      step(Instant(1000s), NodeEvent::BatchFailed{"CleanVolume", error, {}});
+      ASSERT_EQ(done.size(), 2U);
+    }
+    const NodeEvent::ConfigSeen bad{"x", "other", Error(Code::kInvalidArgument, "no job-name")};
+    step(Instant(1001s), bad);
+    step(Instant(1001s) + CoreTimings().config_bad_max, bad);
+    ASSERT_EQ(done.size(), 2U);
+    const std::string told = done[0];
+    EXPECT_NE(told.find("no job-name"), std::string::npos);
+    timers.clear();
+    step(Instant(1100s), NodeEvent::BatchFailed{"WriteFailed", error, {}});
+    EXPECT_TRUE(done.empty());
+    ASSERT_EQ(timers.size(), 1U);
+    step(Instant(1100s), NodeEvent::TimerFired{*timers.begin()});
+    EXPECT_EQ(done, (std::vector<std::string>{told, "yaml goes"}));
+  }
 }
 
 // The store marks a copy that the job may write into when its link is placed. An agent that died
