@@ -91,6 +91,7 @@ void CoordinatorMachine::Impl::RefuseOtherJob(ConnectionId from, const control::
 // A process that was released in a run that is over may train on. Whoever claims its rank with an
 // older yaml is of an earlier start of the job.
 void CoordinatorMachine::Impl::NoteSeat(const control::Seat& told) {
+  if (TK_MUTATION(kForgetSeat)) return;
   const Rank rank = told.rank();
   const Seat seat = {told.attempt().agent(), now_ - CappedAge(told.attempt_age_ms())};
   const auto known = seated_.find(rank);
@@ -115,7 +116,7 @@ void CoordinatorMachine::Impl::NoteSeat(const control::Seat& told) {
 bool CoordinatorMachine::Impl::RefuseOlderClaim(const Peer& peer) {
   const auto seated = seated_.find(peer.rank());
   if (seated == seated_.end() || seated->second.agent == peer.agent() ||
-      peer.accepted >= seated->second.accepted) {
+      peer.accepted >= seated->second.accepted || TK_MUTATION(kForgetSeat)) {
     return false;
   }
   const std::string reason = fmt::format(

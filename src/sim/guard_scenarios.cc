@@ -112,6 +112,40 @@ void WholeJobElsewhere(Simulation& sim) {
   DemandNoOtherStart(sim);
 }
 
+// Hosts `a` and `b`, without the others.
+void SplitTwo(Simulation& sim, size_t a, size_t b) {
+  sim.network().Cut(a, b);
+  sim.network().Cut(b, a);
+  sim.world().Fault("partition");
+}
+
+// Host 1 claims its rank for a start of which rank 0 never came, and is heard when host 2 has been
+// released with that rank and is late for the start after that. Were it taken instead, host 2 would
+// come to a run that goes on without it.
+void OlderClaimComesFirst(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  SplitTwo(sim, 0, 1);
+  sim.world().Fault("job restart");
+  sim.job().StartLater(1ms);
+  if (!sim.RunFor(2ms)) return;
+  sim.job().KillProcess(0);
+  sim.job().SetPlacement({0, 2, 1});
+  sim.world().Fault("host swapped");
+  sim.job().StartLater(10s);
+  const auto trains = [&] { return sim.job().attempt() == 3 && sim.job().training(); };
+  if (!sim.world().RunUntil(sim.world().now() + kLimit, trains)) {
+    return sim.world().Fail("no start");
+  }
+  sim.network().MendAll();
+  SplitTwo(sim, 0, 2);
+  sim.job().StartLater(1ms);
+  if (!sim.RunFor(20s)) return;
+  sim.network().MendAll();
+  sim.job().set_saving(true);
+  DemandNoOtherStart(sim);
+}
+
 // All agents are asked to skip the step of the last save.
 bool SkipNewest(Simulation& sim) {
   if (sim.people().Skip(1, sim.job().step())) return sim.RunFor(5s);
@@ -302,6 +336,11 @@ std::vector<Scenario> GuardScenarios() {
        .run = WholeJobElsewhere,
        .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2},
        .spares = 2},
+      {.name = "older-claim-comes-first",
+       .about = "a node of an older start doesn't get the rank of one that was released since",
+       .run = OlderClaimComesFirst,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2},
+       .spares = 1},
       {.name = "skip-as-asked",
        .about = "a step that everybody was asked to skip isn't restored",
        .run = SkipAsAsked,

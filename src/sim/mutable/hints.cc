@@ -50,6 +50,7 @@ const std::vector<Hint>& Hints() {
       {M::kForgetAbsent, {"--scenario newer-generation-is-away"}},
       {M::kForgetBranches, {"--scenario abandoned-branch"}},
       {M::kForgetInDoubt, {"--scenario commit-unheard", "--seed 25"}},
+      {M::kForgetSeat, {"--scenario older-claim-comes-first"}},
       {M::kHolderKeepsCopies, {"--scenario late-holder-is-freed"}},
       {M::kIgnoreOverflow, {"--scenario watch-overflows"}},
       {M::kIgnoreSkip, {"--scenario skip-as-asked"}},
