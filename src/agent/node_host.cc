@@ -34,6 +34,7 @@ control::Inventory InventoryOf(const Store& store) {
     }
     u.set_detail(item.detail);
     u.set_damaged(item.damaged);
+    u.set_hides_records(item.hides_records);
   }
   return out;
 }

@@ -160,6 +160,25 @@ TEST(ClusterMemory, ACoordinatorThatGoesOnMissesNoPeersCopiesThatNeverFitted) {
   cluster.SaveAll(20);
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
   EXPECT_FALSE(cluster.Logged("no longer here")) << LogOf(cluster);
+  // Nor by a member that comes back to it.
+  cluster.CutLink(1);
+  cluster.SaveAll(30);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+  EXPECT_FALSE(cluster.Logged("no longer here")) << LogOf(cluster);
+}
+
+// Each node has the other's shard already: kept for good, they would take the next save's room.
+TEST(ClusterMemory, PeersCopiesThatRanksLeftBehindMakeRoomWhereTheyDoNotFit) {
+  TestClusterOptions options = Sized(22);
+  options.names_no_peers = true;
+  TestCluster cluster(options);
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  for (size_t host = 0; host < 2; ++host) cluster.StartClient(host, static_cast<Rank>(1 - host));
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  ASSERT_RUNS_UNTIL(cluster, cluster.store(0).size() == 1 && cluster.store(1).size() == 1);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  EXPECT_TRUE(cluster.ok());
 }
 
 // Without another save nothing else would free it; but not before all copies are elsewhere.
@@ -211,6 +230,67 @@ TEST(ClusterMemory, AfterThinningInVainTheCopiesComeBack) {
                     }));
   cluster.SaveAll(30);
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+}
+
+// Who goes on for the coordinator knows of no thinning.
+TEST(ClusterMemory, NothingIsMissedOfWhatWasGivenBack) {
+  TestClusterOptions options = Sized(40);
+  options.on_pressure = OnPressure::kThin;
+  TestCluster cluster(options);
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  cluster.CutData(0, 1);
+  cluster.CutData(1, 0);
+  cluster.SaveAll(20);
+  ASSERT_RUNS_UNTIL(cluster, cluster.Logged("--on-pressure=thin"));
+  cluster.Run(1s);
+  for (const size_t host : {0, 1}) {
+    cluster.KillAgent(host);
+    cluster.StartAgent(host);
+  }
+  cluster.MendData();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(20));
+  EXPECT_FALSE(cluster.Logged("no longer here")) << LogOf(cluster);
+}
+
+// What the job was restored from was never committed, and its copies are still to be made when the
+// next save is complete: then two generations and that save are here, and no copy of it fits. As
+// after any newer save, the older unprotected one goes.
+TEST(ClusterMemory, ASaveTakesThePlaceOfTheUnprotectedOneThatTheJobWasRestoredFrom) {
+  TestCluster cluster(Sized(53));
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  cluster.CutData(0, 1);
+  cluster.CutData(1, 0);
+  cluster.SaveAll(20);
+  cluster.Run(2s);
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 20U);
+  cluster.SaveAll(30);
+  cluster.Run(2s);
+  ASSERT_FALSE(cluster.AllCommitted(20)) << "nothing is tested";
+  cluster.MendData();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+  EXPECT_TRUE(cluster.ok());
+}
+
+// The committed generation is one of an earlier run, and thinned all the same.
+TEST(ClusterMemory, CopiesThatAnEarlierRunLeftAreThinned) {
+  TestClusterOptions options = Sized(40);
+  options.on_pressure = OnPressure::kThin;
+  TestCluster cluster(options);
+  ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
+  cluster.CutData(0, 1);
+  cluster.CutData(1, 0);
+  cluster.SaveAll(20);
+  cluster.Run(2s);
+  cluster.StartJob();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
+  EXPECT_EQ(cluster.client(0).step, 20U);
+  cluster.SaveAll(30);
+  cluster.Run(2s);
+  cluster.MendData();
+  ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
+  EXPECT_TRUE(cluster.ok());
 }
 
 // Every node has a committed shard and a newer one of its old rank, and no room for its new one: of

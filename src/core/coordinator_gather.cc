@@ -264,8 +264,8 @@ void CoordinatorMachine::Impl::StartRun() {
   }
   keepers_ = Keepers(placement);
   LayOutNeighbours();
-  optional_peers_ = PeersAreOptional();
-  thinned_ = false;
+  optional_peers_ = names_no_peers_ = PeersAreOptional();
+  thinned_ = restored_dropped_ = false;
   if (settings_.world().nodes() == 1) {
     SetProblem("alone", "The job has one node: its checkpoints have no in-cluster redundancy");
   }

@@ -64,6 +64,7 @@ class CoordinatorMachine::Impl {
   struct NoRoom {
     uint64_t short_bytes = 0;
     bool may_thin = false;
+    void Give(uint64_t bytes) { short_bytes -= std::min(short_bytes, bytes); }
   };
   // A generation on its way to enough copies.
   struct Protection {
@@ -281,12 +282,22 @@ class CoordinatorMachine::Impl {
   bool PeersAreOptional() const;
   void OnNoRoom(std::optional<Protection>* slot, Peer* member, const control::Kept& m);
   void GiveUpPeers(const std::string& node, const std::string& why);
+  void FreePeersCopies();
+  void GiveUpRestored(Protection* active);
+  uint64_t DropRestored(const Peer& member);
+  bool MayHideRecordOf(const RunId& run) const;
   void MakeRoom(Protection* protection);
   bool MakeRoomToRestore(const Peer& member, uint64_t bytes);
   std::vector<Blake3> SpareOn(const Peer& member, uint64_t bytes) const;
   size_t OthersWith(const control::ShardInfo& shard, const std::string& node) const;
   std::vector<Blake3> MisplacedOn(const std::string& node, uint64_t bytes) const;
-  std::vector<Blake3> ThinnableOn(const Peer& member, uint64_t bytes) const;
+  void Thin(const Protection& active, const Peer& member, NoRoom* no_room);
+  std::shared_ptr<const control::GenerationRecord> LastCommittedOn(const std::string& node) const;
+  bool KnowsOf(const std::string& node, const control::GenerationRecord& last) const;
+  const CoordinatorPeer* OwnerOf(const control::GenerationRecord& last, Rank rank,
+                                 const Blake3& digest) const;
+  std::vector<Blake3> ThinnableOn(const control::GenerationRecord& last, const Peer& member,
+                                  uint64_t bytes) const;
   uint64_t GiveBack(const Peer& member, const std::vector<Blake3>& digests,
                     const std::string& reason);
   void EndThinning();
@@ -366,9 +377,11 @@ class CoordinatorMachine::Impl {
   std::shared_ptr<const control::GenerationRecord> committed_;
   std::optional<RecordCutter> committed_cutter_;
   std::map<std::string, std::set<Blake3>> committed_keep_;
-  std::set<Rank> commit_open_;   // members that have not recorded it yet
-  bool optional_peers_ = false;  // no yaml names any: only where they fit
-  bool thinned_ = false;         // copies of the last committed generation were given up
+  std::set<Rank> commit_open_;     // members that have not recorded it yet
+  bool restored_dropped_ = false;  // GiveUpRestored
+  bool optional_peers_ = false;    // no yaml names any: only where they fit
+  bool names_no_peers_ = false;    // as optional_peers_, also where they were found not to fit
+  bool thinned_ = false;           // copies of the last committed generation were given up
   uint64_t next_number_ = 1;
   uint64_t next_order_ = 1;
 

@@ -37,7 +37,9 @@ void CoordinatorMachine::Impl::OnNoRoom(std::optional<Protection>* slot, Peer* m
     GiveUpPeers(member->node(), m.error());
     return;
   }
-  protection.no_room[member->node()] = {m.short_bytes(), m.may_thin()};
+  const auto [entry, first] = protection.no_room.try_emplace(member->node());
+  entry->second = {m.short_bytes(), m.may_thin()};
+  if (!first) return MakeRoom(&protection);
   const std::string why = fmt::format("node {}: {}", member->node(), m.error());
   if (!protection.rebuild && !protection.plan.disagreements.empty()) {
     SayUncommitted(protection, why);
@@ -69,6 +71,73 @@ void CoordinatorMachine::Impl::GiveUpPeers(const std::string& node, const std::s
     (*slot)->stalled = (*slot)->waiting = false;
     Pump(slot);
   }
+  FreePeersCopies();
+}
+
+// Of the committed generation, where all who own a shard have it: the next save takes their room.
+void CoordinatorMachine::Impl::FreePeersCopies() {
+  if (!committed_) return;
+  ProtectionPlan plan = PlanProtection(*committed_, NodesByRank(), keepers_);
+  if (!Missing(plan, holdings_).empty()) return;
+  committed_keep_ = std::move(plan.wanted);
+  for (const auto& [rank, peer] : members_) {
+    SendCommit(peer);
+    const auto& keep = committed_keep_[peer.node()];
+    holdings_.RemoveCopiesIf(peer.node(), [&](const control::ShardInfo& shard) {
+      return FromProto(shard.save()) == FromProto(committed_->save()) &&
+             keep.count(DigestOf(shard)) == 0;
+    });
+  }
+}
+
+// A complete save overtakes any older one without enough copies (SaveMatcher), also that which the
+// run was restored from: all members have gone on from it.
+void CoordinatorMachine::Impl::GiveUpRestored(Protection* active) {
+  if (!rebuild_ || !rebuild_->commits || rebuild_->record.committed() || !AllConnected()) return;
+  if (std::none_of(active->no_room.begin(), active->no_room.end(),
+                   [](const auto& entry) { return entry.second.short_bytes > 0; })) {
+    return;
+  }
+  if (MayHideRecordOf(FromProto(rebuild_->record.save().run()))) return;
+  const std::string text = fmt::format(
+      "step {}, which the job runs from and which lacks copies, goes: step {} is complete, and "
+      "memory is short",
+      rebuild_->record.save().step(), active->record.save().step());
+  Log(Severity::kWarning, text);
+  rebuild_.reset();
+  restored_dropped_ = true;
+  ClearProblem("redundancy");
+  for (const auto& [rank, member] : members_) {
+    const uint64_t given = DropRestored(member);
+    const auto no_room = active->no_room.find(member.node());
+    if (no_room != active->no_room.end()) no_room->second.Give(given);
+  }
+}
+
+// Some node's record that can't be read may say that a save of this run is committed.
+bool CoordinatorMachine::Impl::MayHideRecordOf(const RunId& run) const {
+  for (const auto& [node, items] : holdings_.unreadable()) {
+    for (const auto& item : items) {
+      if (item.hides_records() || (item.has_run() && FromProto(item.run()) == run)) return true;
+    }
+  }
+  return false;
+}
+
+// Said to a member that is back, too: it may not have heard it.
+uint64_t CoordinatorMachine::Impl::DropRestored(const Peer& member) {
+  const control::GenerationRecord& restored = choice_->generation();
+  control::Envelope message = NewMessage();
+  *message.mutable_drop()->mutable_save() = restored.save();
+  message.mutable_drop()->set_reason("a newer save is complete, and memory is short");
+  SendTo(member, std::move(message));
+  uint64_t given = 0;
+  for (const auto& shard : restored.shards()) {
+    if (!holdings_.Has(member.node(), DigestOf(shard))) continue;
+    given += shard.bytes() + shard.manifest_bytes();
+    holdings_.RemoveCopy(member.node(), DigestOf(shard));
+  }
+  return given;
 }
 
 void CoordinatorMachine::Impl::MakeRoom(Protection* protection) {
@@ -76,24 +145,36 @@ void CoordinatorMachine::Impl::MakeRoom(Protection* protection) {
     const auto member = members_.ByNode(node);
     if (member == members_.end() || !member->second.connected) continue;
     if (no_room.short_bytes == 0) continue;
-    const auto give = [&](const std::vector<Blake3>& digests, const std::string& reason) {
-      const uint64_t given = GiveBack(member->second, digests, reason);
-      no_room.short_bytes -= std::min(no_room.short_bytes, given);
-    };
-    give(MisplacedOn(node, no_room.short_bytes),
-         "other nodes have them now that ranks have moved, and memory is short");
-    if (protection->rebuild || !no_room.may_thin || no_room.short_bytes == 0) continue;
-    const std::vector<Blake3> thinnable = ThinnableOn(member->second, no_room.short_bytes);
-    if (thinnable.empty()) continue;
-    thinned_ = true;
-    if (rebuild_ && !rebuild_->commits) rebuild_.reset();
-    const std::string text = fmt::format(
-        "memory is short (--on-pressure=thin): of the committed step {} only its "
-        "owners' own copies are sure until step {} is committed",
-        committed_->save().step(), protection->record.save().step());
-    SetProblem("thinned", text);
-    give(thinnable, text);
+    no_room.Give(GiveBack(member->second, MisplacedOn(node, no_room.short_bytes),
+                          "other nodes have them now that ranks have moved, and memory is short"));
   }
+  if (protection->rebuild) return;
+  GiveUpRestored(protection);
+  for (auto& [node, no_room] : protection->no_room) {
+    const auto member = members_.ByNode(node);
+    if (member == members_.end() || !member->second.connected) continue;
+    Thin(*protection, member->second, &no_room);
+  }
+}
+
+void CoordinatorMachine::Impl::Thin(const Protection& active, const Peer& member, NoRoom* no_room) {
+  if (!no_room->may_thin || no_room->short_bytes == 0) return;
+  const auto last = LastCommittedOn(member.node());
+  if (!last) return;
+  const std::vector<Blake3> thinnable = ThinnableOn(*last, member, no_room->short_bytes);
+  if (thinnable.empty()) return;
+  thinned_ = true;
+  // What is being made there again of it has no room, either.
+  if (rebuild_ &&
+      (!rebuild_->commits || FromProto(rebuild_->record.save()) == FromProto(last->save()))) {
+    rebuild_.reset();
+  }
+  const std::string text = fmt::format(
+      "memory is short (--on-pressure=thin): of the committed step {} only its "
+      "owners' own copies are sure until step {} is committed",
+      last->save().step(), active.record.save().step());
+  SetProblem("thinned", text);
+  no_room->Give(GiveBack(member, thinnable, text));
 }
 
 // Without it the job can't start: as after ranks moved, where every node has a shard that another
@@ -179,19 +260,59 @@ std::vector<Blake3> CoordinatorMachine::Impl::MisplacedOn(const std::string& nod
   return digests;
 }
 
+// Of this run, or what the runs before it left on that node.
+std::shared_ptr<const control::GenerationRecord> CoordinatorMachine::Impl::LastCommittedOn(
+    const std::string& node) const {
+  if (committed_) return committed_;
+  std::shared_ptr<const control::GenerationRecord> last;
+  const auto records = holdings_.records().find(node);
+  if (records == holdings_.records().end()) return last;
+  for (const auto& record : records->second) {
+    if (!record->committed() || record->world().nodes() != settings_.world().nodes()) continue;
+    if (!last || GenerationIdOf(*last) < GenerationIdOf(*record)) last = record;
+  }
+  return last;
+}
+
+// A node that has not recorded it takes its copies for those of a save that was never committed,
+// and may have given them up by itself.
+bool CoordinatorMachine::Impl::KnowsOf(const std::string& node,
+                                       const control::GenerationRecord& last) const {
+  if (committed_) return true;
+  const auto records = holdings_.records().find(node);
+  return records != holdings_.records().end() &&
+         std::any_of(records->second.begin(), records->second.end(), [&](const auto& record) {
+           return record->committed() && FromProto(record->save()) == FromProto(last.save());
+         });
+}
+
+// Who is not to give up its copy of a rank's shard: the rank's own node, or where it has none, as
+// after ranks have moved, the first that has.
+const CoordinatorPeer* CoordinatorMachine::Impl::OwnerOf(const control::GenerationRecord& last,
+                                                         Rank rank, const Blake3& digest) const {
+  const auto has = [&](const Peer& member) {
+    return member.connected && holdings_.HasVerified(member.node(), digest) &&
+           KnowsOf(member.node(), last);
+  };
+  if (const Peer& own = members_.at(rank); has(own)) return &own;
+  for (const auto& [other, member] : members_) {
+    if (has(member)) return &member;
+  }
+  return nullptr;
+}
+
 // All or nothing: copies given up without getting the room would be given up for nothing.
-std::vector<Blake3> CoordinatorMachine::Impl::ThinnableOn(const Peer& member,
+std::vector<Blake3> CoordinatorMachine::Impl::ThinnableOn(const control::GenerationRecord& last,
+                                                          const Peer& member,
                                                           uint64_t bytes) const {
   std::vector<Blake3> digests;
-  if (!committed_ || !active_) return digests;
-  const uint32_t workers = committed_->world().workers_per_node();
   uint64_t found = 0;
-  for (int i = 0; i < committed_->shards_size() && found < bytes; ++i) {
-    const control::ShardInfo& shard = committed_->shards(i);
+  for (int i = 0; i < last.shards_size() && found < bytes; ++i) {
+    const control::ShardInfo& shard = last.shards(i);
     const Blake3 digest = DigestOf(shard);
-    const Peer& owner = members_.at(static_cast<Rank>(i) / workers);
-    if (owner.node() == member.node() || !holdings_.Has(member.node(), digest)) continue;
-    if (!owner.connected || !holdings_.HasVerified(owner.node(), digest)) continue;
+    if (!holdings_.Has(member.node(), digest)) continue;
+    const Peer* owner = OwnerOf(last, static_cast<Rank>(shard.rank()), digest);
+    if (owner == nullptr || owner->node() == member.node()) continue;
     digests.push_back(digest);
     found += shard.bytes() + shard.manifest_bytes();
   }
@@ -220,6 +341,10 @@ void CoordinatorMachine::Impl::EndThinning() {
   if (!std::exchange(thinned_, false)) return;
   ClearProblem("thinned");
   CheckLastCommitted();
+  const bool from_committed = choice_ && !choice_->none() && choice_->generation().committed();
+  if (!committed_ && !rebuild_ && from_committed) {
+    BeginRebuild(choice_->generation(), /*commits=*/true);
+  }
 }
 
 // Whether all that it has of the job is of the committed generation, and with all members that

@@ -170,6 +170,16 @@ bool CoordinatorMachine::Impl::LookForMissing(std::optional<Protection>* slot,
   for (const auto& [node, digests] : missing) {
     for (const Blake3& digest : digests) {
       if (holdings_.Find(digest) != nullptr) continue;
+      if (continuing_ && protection.commits && protection.rebuild &&
+          !protection.record.committed()) {
+        // Perhaps it gave way to a newer save (GiveUpRestored).
+        SetProblem("redundancy",
+                   fmt::format("step {}, which the job runs from, has shards without a copy: the "
+                               "next commit takes its place",
+                               protection.record.save().step()));
+        protection.stalled = true;
+        return false;
+      }
       if (protection.rebuild) {
         FailTry(&protection,
                 protection.plan.copies_needed
@@ -197,6 +207,7 @@ void CoordinatorMachine::Impl::Pump(std::optional<Protection>* slot, const std::
     if (!protection.commits) {
       ClearProblem("redundancy");
       slot->reset();
+      if (names_no_peers_ && !optional_peers_) FreePeersCopies();
       for (const auto& [node, holder] : holders_) RelieveHolder(holder);
     } else if (AllConnected()) {
       Commit(slot);
@@ -246,6 +257,10 @@ bool CoordinatorMachine::Impl::SendKeep(Protection* protection, const Peer& peer
 }
 
 void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
+  if (m.order() == 0) {
+    if (optional_peers_ && m.out_of_space()) GiveUpPeers(member->node(), m.error());
+    return;
+  }
   for (auto* slot : {&active_, &rebuild_}) {
     if (!*slot) continue;
     Protection& protection = **slot;
@@ -344,7 +359,7 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
     ClearProblem("redundancy");
     ClearProblem("lost");
     ClearProblem("thinned");
-    thinned_ = false;
+    thinned_ = restored_dropped_ = false;
     ClearProblem("suspect");
     problems_.ErasePrefix("restore ");
     ForEachPeer([](Peer& peer) { peer.join.clear_restores(); });
@@ -384,12 +399,13 @@ bool CoordinatorMachine::Impl::IsOwnShard(Rank rank, const Blake3& digest) const
 void CoordinatorMachine::Impl::SendCommit(const Peer& peer) {
   control::Envelope message = NewMessage();
   AddCommitted(message.mutable_commit(), peer);
+  message.mutable_commit()->set_optional_peers(optional_peers_);
   const auto keep = committed_keep_.find(peer.node());
   if (keep != committed_keep_.end() && !peer.join.holder()) {
     for (const Blake3& digest : keep->second) {
       // Given back for a newer save, or never made where nobody named peers and they don't fit, of
       // which this machine may not have heard: the member has no reason to miss it.
-      const bool may_lack = thinned_ || (optional_peers_ && !IsOwnShard(peer.rank(), digest));
+      const bool may_lack = thinned_ || (names_no_peers_ && !IsOwnShard(peer.rank(), digest));
       if (may_lack && !holdings_.Has(peer.node(), digest)) continue;
       message.mutable_commit()->add_keep(digest.Raw());
     }
@@ -450,6 +466,7 @@ void CoordinatorMachine::Impl::ResumeMember(Peer* member) {
   // Before all else, and even if it is recorded there: collecting may have been cut short, and what
   // is committed must not count as a save in flight any more.
   if (committed_) SendCommit(*member);
+  if (restored_dropped_) DropRestored(*member);
   std::set<SaveKey> has;
   for (const auto& staged : member->join.staged()) has.insert(FromProto(staged.save()));
   Apply(matcher_->Rejoined(member->rank(), has));
@@ -459,6 +476,7 @@ void CoordinatorMachine::Impl::ResumeMember(Peer* member) {
   Pump(&active_);
   Pump(&rebuild_);
   CheckLastCommitted();
+  if (active_) MakeRoom(&*active_);
 }
 
 }  // namespace tierkeep

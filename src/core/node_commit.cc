@@ -102,11 +102,15 @@ std::vector<std::string> NodeMachine::Impl::NotHere(const control::Commit& m) {
   for (const std::string& digest : m.keep()) {
     if (shards_.count(FixedFromProto<Blake3>(digest)) == 0) missing.push_back(digest);
   }
-  if (missing.empty()) return missing;
+  const auto lost = std::count_if(missing.begin(), missing.end(), [&](const std::string& digest) {
+    const auto& given = state_.given_back();
+    return std::find(given.begin(), given.end(), digest) == given.end();
+  });
+  if (lost == 0) return missing;
   WriteError(
       fmt::format("{} of the {} shards of the committed step {} that this node keeps are "
                   "no longer here: the coordinator is told, and has copied again what others hold",
-                  missing.size(), m.keep_size(), m.generation().save().step()));
+                  lost, m.keep_size(), m.generation().save().step()));
   return missing;
 }
 
@@ -130,6 +134,7 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
   const std::vector<std::string> missing = NotHere(m);
   Do(NodeAction::RecordGeneration{shared});
   if (!again) {
+    state_.clear_given_back();
     ++commits_;
     if (missing.empty()) {
       Log(Severity::kInfo,
@@ -146,7 +151,8 @@ void NodeMachine::Impl::OnCommit(const control::Commit& m) {
                std::back_inserter(generations_),
                [&](const auto& other) { return other->job() != record.job(); });
   generations_.push_back(shared);
-  std::erase_if(unreadable_, [](const auto& item) { return item.has_run(); });
+  std::erase_if(unreadable_,
+                [](const auto& item) { return item.has_run() || item.hides_records(); });
   ForgetUnreadable(outdated);
   if (own_run) {
     const control::ShardInfo* own = EntryOf(record, config_->rank, 0);
@@ -175,6 +181,16 @@ void NodeMachine::Impl::ForgetOthers(const std::string& job, std::optional<Gener
   forgets_[next_task_] = {job, keep};
 }
 
+// What this node took of the job's saves in the last run that it was in, and nobody hashed: the
+// job has gone on without it.
+std::vector<std::string> NodeMachine::Impl::LeftBehindBy(const control::Commit& m) {
+  const control::RestoreChoice& last = state_.last_restored();
+  const RunId run = FromProto(m.generation().save().run());
+  if (last.none() || last.generation().job() != m.generation().job()) return {};
+  if (FromProto(state_.last_run()).sequence >= run.sequence) return {};
+  return std::exchange(taken_over_, {});
+}
+
 void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
   if (!m.keep().empty()) return;
   std::vector<Blake3> digests = OutdatedUnreadable(m);
@@ -191,7 +207,7 @@ void NodeMachine::Impl::HolderCommit(const control::Commit& m) {
   }
   ForgetOthers(m.generation().job(), std::nullopt);
   ForgetDecision(m.generation().job());
-  DeleteAll(std::move(digests), {});
+  DeleteAll(std::move(digests), LeftBehindBy(m));
   TellMetas();
 }
 

@@ -42,6 +42,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::Started& e) {
   if (!config_) {
     // Between two attempts: the next one takes up what was taken and not hashed.
     taken_over_ = e.staged;
+    GiveUpNamelessDamage();
     StartHolding();
     return;
   }

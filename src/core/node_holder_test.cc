@@ -18,6 +18,7 @@ namespace {
 class NodeHolder : public MemberTest {
  protected:
   void Step(const NodeEvent::Any& event) override {
+    given_up_.clear();
     joined_.reset();
     located_.clear();
     for (const auto& action : machine_->Step(now_, event)) {
@@ -32,6 +33,10 @@ class NodeHolder : public MemberTest {
       }
       if (const auto* persist = std::get_if<NodeAction::PersistState>(&action)) {
         state_ = DecodeNodeState(persist->bytes.value()).value();
+      }
+      if (const auto* gone = std::get_if<NodeAction::DeleteShards>(&action)) {
+        given_up_.insert(gone->digests.begin(), gone->digests.end());
+        discarded_.insert(gone->staged.begin(), gone->staged.end());
       }
       const auto* send = std::get_if<NodeAction::Send>(&action);
       if (send != nullptr && send->message.has_join()) joined_ = send->message.join();
@@ -100,6 +105,8 @@ class NodeHolder : public MemberTest {
   std::optional<TaskId> pull_;           // the last one
   std::optional<TaskId> verify_;         // the last one
   std::set<TimerId> timers_;             // that run
+  std::set<Blake3> given_up_;            // by the last event
+  std::set<std::string> discarded_;      // staged ones, so far
   std::set<std::string> located_;        // jobs, by the last event
   std::optional<control::Join> joined_;  // by the last event
   control::NodeState state_;             // as persisted last
@@ -275,6 +282,46 @@ TEST_F(NodeHolder, ACopyThatCantBeReadIsToldOfToTheJobOfTheRecordsBesideIt) {
   Start(std::move(started));
   FireTimers();
   EXPECT_EQ(located_.count("job"), 1U);
+}
+
+// Nobody would ever say that it may go. What another try may read, and what a record's job may ask
+// for, stays.
+TEST_F(NodeHolder, ADamagedCopyOfWhichNothingTellsTheJobIsGivenUp) {
+  NodeEvent::Started started;
+  control::Unreadable* item = started.inventory.add_unreadable();
+  item->set_digest(shard_.digest());
+  item->set_detail("shards: no manifest");
+  Start(started);
+  EXPECT_TRUE(given_up_.empty());
+  item->set_damaged(true);
+  machine_ = Machine(2);
+  Start(started);
+  EXPECT_EQ(given_up_, std::set<Blake3>{DigestOf(shard_)});
+  *started.inventory.add_generations() = record_;
+  machine_ = Machine(2);
+  Start(started);
+  EXPECT_TRUE(given_up_.empty());
+}
+
+// Taken from the volume, and not hashed, in the last run that this node was in: nobody takes it up.
+TEST_F(NodeHolder, WhatWasTakenOfAJobThatWentOnGoesWithItsCopies) {
+  NodeEvent::Started started;
+  *started.inventory.add_shards() = shard_;
+  *started.state.mutable_last_run() = ToProto(TestRun(6));
+  started.state.mutable_last_restored()->set_decision(1);
+  *started.state.mutable_last_restored()->mutable_generation() = record_;
+  started.staged = {"taken"};
+  Start(started);
+  FireTimers();
+  ASSERT_EQ(located_, std::set<std::string>{"job"});
+  Connect();
+  EXPECT_TRUE(discarded_.empty());
+  control::Envelope message;
+  *message.mutable_commit()->mutable_generation() = Record({kRun, 50, 1});
+  message.mutable_commit()->mutable_generation()->set_committed(true);
+  Say(std::move(message));
+  EXPECT_EQ(given_up_, std::set<Blake3>{DigestOf(shard_)});
+  EXPECT_EQ(discarded_, std::set<std::string>{"taken"});
 }
 
 }  // namespace

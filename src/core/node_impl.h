@@ -78,7 +78,8 @@ class NodeMachine::Impl {
     control::Keep order;
     std::set<Blake3> open;
     control::Kept answer;
-    bool told_waiting = false;
+    std::optional<uint64_t> told_short;  // how much was lacking when its waiting was last told
+    Instant told_at;
   };
   struct OwnSave {
     uint64_t ordinal = 0;
@@ -222,6 +223,7 @@ class NodeMachine::Impl {
                    const std::vector<std::string>& bad_sources, uint64_t bytes);
   void AnswerKeepIfDone(uint64_t order);
   void OnDrop(const control::Drop& m);
+  bool MayDrop(const SaveKey& save) const;
   void DropSave(const SaveKey& save);
   void OnCommit(const control::Commit& m);
   std::vector<std::string> NotHere(const control::Commit& m);
@@ -231,6 +233,8 @@ class NodeMachine::Impl {
   void CancelOutdated(const control::Commit& m);
   std::vector<Blake3> OutdatedUnreadable(const control::Commit& m) const;
   void ForgetUnreadable(const std::vector<Blake3>& digests);
+  void GiveUpNamelessDamage();
+  std::vector<std::string> LeftBehindBy(const control::Commit& m);
   void HolderCommit(const control::Commit& m);
   void ForgetOthers(const std::string& job, std::optional<GenerationId> keep);
   void TellMetas();
@@ -262,7 +266,10 @@ class NodeMachine::Impl {
   void TellWaiting(KeepWork* work, const Fetch& fetch);
   void OnGiveBack(const control::GiveBack& m);
   bool IsNeededHere(const control::ShardInfo& shard) const;
+  void ForgetOrdersFor(const std::vector<Blake3>& digests);
   bool IsOfCommitted(const Blake3& digest) const;
+  bool MayHideRecordOf(const RunId& run) const;
+  bool MayBeOfCommitted(const Blake3& digest, const control::ShardInfo& shard) const;
   bool GiveWay();
   bool GiveUpPassedOver();
   bool GiveUpOtherJobs();
@@ -280,6 +287,7 @@ class NodeMachine::Impl {
   uint64_t ReserveBytes() const;
   std::optional<MemorySizing> Sizing() const;
   void TellSizing();
+  void TellWhetherPeersFit();
   std::string SizeAdvice() const;
   std::string Kept() const;
   std::string WithAdvice(const Error& error) const;
@@ -372,6 +380,7 @@ class NodeMachine::Impl {
   uint64_t own_bytes_ = 0;              // the last save of this run
   std::optional<uint64_t> kept_bytes_;  // copies of peers' shards, a generation; unset: not known
   bool sizing_due_ = false;             // to be said with the next look at the memory
+  bool fit_untold_ = false;             // of a commit whose copies of peers nobody asked for
   std::optional<bool> sizing_told_;     // in this run: whether it fits
   TaskId given_way_ = 0;                // the deletion that a restore waits for
 

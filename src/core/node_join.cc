@@ -467,6 +467,22 @@ std::set<std::string> NodeMachine::Impl::HolderJobs() const {
   return jobs;
 }
 
+// Copies that count as lost, and nothing else: no job is known that would say when they may go.
+void NodeMachine::Impl::GiveUpNamelessDamage() {
+  if (!HolderJobs().empty()) return;
+  std::vector<Blake3> digests;
+  for (const auto& item : unreadable_) {
+    if (!item.damaged() || item.digest().empty()) continue;
+    digests.push_back(FixedFromProto<Blake3>(item.digest()));
+  }
+  if (digests.empty()) return;
+  Log(Severity::kWarning,
+      fmt::format("{} damaged copies are given up: nothing here tells of which job they were",
+                  digests.size()));
+  ForgetUnreadable(digests);
+  DeleteAll(std::move(digests), {});
+}
+
 bool NodeMachine::Impl::HoldsForOthers() const {
   const std::set<std::string> jobs = HolderJobs();
   return jobs.size() > jobs.count(holder_job_);

@@ -121,8 +121,9 @@ bool NodeMachine::Impl::AdoptWithMoreRoom(const StageWork& work, const Error& er
     if (other.adopted && other.ordinal < work.ordinal) older[other.ordinal] = other.unit.save;
   }
   for (const auto& [digest, shard] : shards_) {
-    if (shard.job() != config_->job || shard.rank() != work.unit.rank || IsOfCommitted(digest) ||
-        FromProto(shard.save().run()) != work.unit.save.run || shard.ordinal() >= work.ordinal) {
+    if (shard.job() != config_->job || shard.rank() != work.unit.rank ||
+        FromProto(shard.save().run()) != work.unit.save.run || shard.ordinal() >= work.ordinal ||
+        MayBeOfCommitted(digest, shard)) {
       continue;
     }
     older[shard.ordinal()] = FromProto(shard.save());

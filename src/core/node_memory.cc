@@ -42,6 +42,7 @@ void NodeMachine::Impl::Handle(const NodeEvent::MemorySeen& e) {
   AdmitPulls();
   MakeRoomForSaves();
   if (given_way_ == 0) TellWaiting();  // else once that is done
+  TellWhetherPeersFit();
   if (std::exchange(sizing_due_, false)) TellSizing();
 }
 
@@ -94,6 +95,19 @@ bool NodeMachine::Impl::MayBegin(const Blake3& digest) const {
   });
 }
 
+// Copies that were here already, as after ranks moved, are kept without having been asked for: the
+// room that they take for good is the next save's.
+void NodeMachine::Impl::TellWhetherPeersFit() {
+  if (!fit_untold_ || !room_->problem.empty()) return;
+  fit_untold_ = false;
+  if (kept_bytes_.value_or(0) == 0 || PeersFit()) return;
+  control::Envelope message = NewMessage();
+  message.mutable_kept()->set_out_of_space(true);
+  message.mutable_kept()->set_error(fmt::format("{} of peers' copies don't fit for good; {}",
+                                                FormatBytes(*kept_bytes_), SizeAdvice()));
+  Send(std::move(message));
+}
+
 // Admitted, and there was no room all the same: somebody else took it, or it isn't bytes that lack.
 void NodeMachine::Impl::NoteNoRoom(Fetch* fetch, const Error& error) {
   fetch->pulling = false;
@@ -113,7 +127,7 @@ void NodeMachine::Impl::RetryPulls() {
   if (waiting) AskForRoom();
 }
 
-// Once an order. The order itself stays, and is answered when it is carried out.
+// The order itself stays, and is answered when it is carried out.
 void NodeMachine::Impl::TellWaiting() {
   bool waiting = false;
   for (auto& [order, work] : keeps_) {
@@ -121,19 +135,28 @@ void NodeMachine::Impl::TellWaiting() {
       const auto fetch = fetches_.find(digest);
       if (fetch == fetches_.end() || !fetch->second.waiting) continue;
       waiting = true;
-      if (!std::exchange(work.told_waiting, true)) TellWaiting(&work, fetch->second);
+      TellWaiting(&work, fetch->second);
       break;
     }
   }
   if (waiting) Arm(kRoomTimer, options_.timings.room_recheck);
 }
 
+// People are told once an order; the coordinator, who may have something given back for it, again
+// when another amount is lacking after a while, and after what it had given back.
 void NodeMachine::Impl::TellWaiting(KeepWork* work, const Fetch& fetch) {
   const uint64_t bytes = RefusedBytes(fetch.why);
   const PullDemand demand{
       .bytes = bytes, .under_way_bytes = UnderWayBytes(), .reserve_bytes = ReserveBytes()};
   uint64_t lacking = ShortBytes(*room_, demand);
   if (!fetch.refused.empty()) lacking = std::max(lacking, bytes);
+  const bool first = !work->told_short;
+  if (!first) {
+    if (*work->told_short == lacking || !deleting_.empty()) return;
+    if (now_ - work->told_at < options_.timings.room_recheck) return;
+  }
+  work->told_short = lacking;
+  work->told_at = now_;
   std::string why = fetch.refused;
   if (why.empty()) {
     why = fmt::format("no room for {} of peers' copies", FormatBytes(bytes));
@@ -152,6 +175,7 @@ void NodeMachine::Impl::TellWaiting(KeepWork* work, const Fetch& fetch) {
   kept->set_short_bytes(lacking);
   kept->set_may_thin(options_.on_pressure == OnPressure::kThin);
   Send(std::move(message));
+  if (!first) return;
   std::string text =
       fmt::format("copies of step {} can't be kept on node {} now: {}; {}",
                   fetch.wanted.shard().save().step(), options_.node_name, why, Kept());
@@ -200,6 +224,18 @@ bool NodeMachine::Impl::IsOfCommitted(const Blake3& digest) const {
          std::any_of(generations_.begin(), generations_.end(), is_of);
 }
 
+// A record that can't be read may say that a save of this run is committed.
+bool NodeMachine::Impl::MayHideRecordOf(const RunId& run) const {
+  return std::any_of(unreadable_.begin(), unreadable_.end(), [&](const auto& item) {
+    return item.hides_records() || (item.has_run() && FromProto(item.run()) == run);
+  });
+}
+
+bool NodeMachine::Impl::MayBeOfCommitted(const Blake3& digest,
+                                         const control::ShardInfo& shard) const {
+  return IsOfCommitted(digest) || MayHideRecordOf(FromProto(shard.save().run()));
+}
+
 // Where a restore has no room for its part, or a copy has none: whether something goes for it.
 bool NodeMachine::Impl::GiveWay() {
   if (given_way_ != 0) return true;
@@ -212,7 +248,7 @@ bool NodeMachine::Impl::IsPassedOver(const Blake3& digest, const control::ShardI
   const SaveKey save = FromProto(shard.save());
   const bool kept = (!choice.none() && save == FromProto(choice.generation().save())) ||
                     save.run == FromProto(state_.run()) || fetches_.count(digest) != 0;
-  return shard.job() == config_->job && !kept && !IsOfCommitted(digest);
+  return shard.job() == config_->job && !kept && !MayBeOfCommitted(digest, shard);
 }
 
 // Saves that were never committed, and that the restore decision passed over, are a branch that the
@@ -303,6 +339,25 @@ void NodeMachine::Impl::RestoreWithMoreRoom() {
   }
 }
 
+// An order to keep what goes now came before: to verify it any more would find it gone.
+void NodeMachine::Impl::ForgetOrdersFor(const std::vector<Blake3>& digests) {
+  const auto goes = [&](const control::SourceList& wanted) {
+    return std::find(digests.begin(), digests.end(), DigestOf(wanted.shard())) != digests.end();
+  };
+  std::set<Blake3> needless(digests.begin(), digests.end());
+  std::erase_if(keeps_, [&](const auto& entry) {
+    const KeepWork& work = entry.second;
+    const auto& wanted = work.order.wanted();
+    if (std::none_of(wanted.begin(), wanted.end(), goes)) return false;
+    needless.insert(work.open.begin(), work.open.end());
+    return true;
+  });
+  for (const auto& [order, work] : keeps_) {
+    for (const Blake3& digest : work.open) needless.erase(digest);
+  }
+  if (!restore_) std::for_each(needless.begin(), needless.end(), [&](auto& d) { CancelFetch(d); });
+}
+
 void NodeMachine::Impl::OnGiveBack(const control::GiveBack& m) {
   if (!Released() && !restore_) return;
   std::vector<Blake3> digests;
@@ -312,8 +367,11 @@ void NodeMachine::Impl::OnGiveBack(const control::GiveBack& m) {
     if (shard == shards_.end() || IsNeededHere(shard->second)) continue;
     digests.push_back(shard->first);
     bytes += shard->second.bytes();
+    if (IsOfCommitted(shard->first)) state_.add_given_back(raw);
   }
   if (digests.empty()) return;
+  ForgetOrdersFor(digests);
+  Persist();
   Log(Severity::kWarning,
       fmt::format("{} of copies are given back: {}", FormatBytes(bytes), m.reason()));
   if (restore_ && given_way_ == 0) given_way_ = next_task_;
@@ -345,6 +403,7 @@ void NodeMachine::Impl::NoteKeptBytes(const control::Commit& m) {
   }
   kept_bytes_ = bytes;
   sizing_due_ = true;
+  fit_untold_ = m.optional_peers();
   AskForRoom();
 }
 

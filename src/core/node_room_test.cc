@@ -34,8 +34,10 @@ class NodeRoom : public MemberTest {
 
   // Begins with these in its store.
   void Begin(const std::vector<control::ShardInfo>& shards,
-             const std::vector<control::GenerationRecord>& records = {}) {
+             const std::vector<control::GenerationRecord>& records = {},
+             const std::vector<control::Unreadable>& unreadable = {}) {
     NodeEvent::Started started;
+    for (const auto& item : unreadable) *started.inventory.add_unreadable() = item;
     for (const auto& shard : shards) *started.inventory.add_shards() = shard;
     for (const auto& record : records) *started.inventory.add_generations() = record;
     Step(started);
@@ -133,6 +135,31 @@ TEST_F(NodeRoom, SavesOfTheJobThatWerePassedOverGoForTheNextSaveUnlessCommitted)
   Step(NodeEvent::Deleted{deletion_});
   See(0);
   EXPECT_TRUE(given_up_.empty()) << "what was committed stays until the next commit";
+}
+
+// Its shards would be taken for those of a save that was never committed.
+TEST_F(NodeRoom, WhatARecordThatCannotBeReadMayHaveCommittedStays) {
+  control::Unreadable record;
+  *record.mutable_run() = ToProto(committed_.run);
+  record.set_save_number(1);
+  const SaveKey elsewhere{TestRun(2), 5, 1};
+  Begin({ShardOf(committed_, 1), ShardOf(elsewhere, 1)}, {}, {record});
+  ReleaseWithNothing();
+  See(0);
+  EXPECT_EQ(given_up_, std::set<Blake3>{DigestOf(ShardOf(elsewhere, 1))});
+  Step(NodeEvent::Deleted{deletion_});
+  See(0);
+  EXPECT_TRUE(given_up_.empty());
+}
+
+TEST_F(NodeRoom, WhereRecordsCannotBeListedNothingCountsAsNeverCommitted) {
+  control::Unreadable listing;
+  listing.set_detail("generations: I/O error");
+  listing.set_hides_records(true);
+  Begin({ShardOf(committed_, 1)}, {}, {listing});
+  ReleaseWithNothing();
+  See(0);
+  EXPECT_TRUE(given_up_.empty());
 }
 
 TEST_F(NodeRoom, WhatAnotherJobLeftGoesForARestore) {

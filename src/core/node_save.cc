@@ -344,6 +344,8 @@ void NodeMachine::Impl::Handle(const NodeEvent::Pulled& e) {
     shards_[digest] = std::move(shard);
     unread_.erase(digest);
     checked_.insert(digest);
+    auto* given = state_.mutable_given_back();
+    given->erase(std::remove(given->begin(), given->end(), digest.Raw()), given->end());
   }
   if (restore_ && restore_->open.count(digest) != 0) {
     auto& answer = restore_->answer;
@@ -494,10 +496,21 @@ void NodeMachine::Impl::AnswerKeepIfDone(uint64_t order) {
 
 // ---- dropping and committing -----------------------------------------------------------------
 
+// Whatever the coordinator believes: nothing that was committed; and what the run was restored from
+// only where this rank has a whole later save.
+bool NodeMachine::Impl::MayDrop(const SaveKey& save) const {
+  if (committed_ && FromProto(committed_->save()) == save) return false;
+  if (save.run == FromProto(state_.run())) return true;
+  const control::RestoreChoice& choice = state_.restored();
+  return !choice.none() && FromProto(choice.generation().save()) == save &&
+         !choice.generation().committed() && !MayHideRecordOf(save.run) &&
+         std::any_of(saves_.begin(), saves_.end(),
+                     [&](const auto& entry) { return entry.second.told && IsWhole(entry.second); });
+}
+
 void NodeMachine::Impl::OnDrop(const control::Drop& m) {
   const SaveKey save = FromProto(m.save());
-  if (!Released() || save.run != FromProto(state_.run())) return;
-  if (committed_ && FromProto(committed_->save()) == save) return;
+  if (!Released() || !MayDrop(save)) return;
   DropSave(save);
   TellHeldBack();
 }

@@ -16,8 +16,7 @@ namespace {
 constexpr size_t kTextBytesMax = 8192;
 constexpr size_t kHostBytesMax = 253;
 constexpr int kDifferencesMax = 64;
-constexpr size_t kConfigTextBytesMax = 64 << 10;
-constexpr size_t kConfigIdBytesMax = 256;
+constexpr size_t kConfigTextBytesMax = 64 << 10, kConfigIdBytesMax = 256;
 enum class Presence { kRequired, kOptional };
 
 template <typename... Args>
@@ -387,7 +386,8 @@ Status CheckBody(const control::Keep& m, const std::string& job) {
 }
 
 Status CheckBody(const control::Kept& m, const std::string&) {
-  TK_RETURN_IF_ERROR(CheckNumber(m.order(), "order"));
+  const bool numbered = m.ok() || m.waiting() || !m.out_of_space();
+  if (numbered) TK_RETURN_IF_ERROR(CheckNumber(m.order(), "order"));
   TK_RETURN_IF_ERROR(CheckText(m.error(), "error"));
   TK_RETURN_IF_ERROR(CheckDigests(m.held(), "held"));
   if (m.waiting() && m.ok()) return Bad("an order that waits is called done");
@@ -567,9 +567,8 @@ Status CheckNodeState(const control::NodeState& state) {
   if (state.config_text().size() > kConfigTextBytesMax) return Bad("config_text is too long");
   if (state.config_file_id().size() > kConfigIdBytesMax) return Bad("config_file_id is too long");
   TK_RETURN_IF_ERROR(CheckAttempt(state.attempt(), Presence::kOptional));
-  if (state.attempt().counter() > state.attempt_counter()) {
-    return Bad("attempt is newer than attempt_counter");
-  }
+  const uint64_t attempt = state.attempt().counter();
+  if (attempt > state.attempt_counter()) return Bad("attempt is newer than attempt_counter");
   TK_RETURN_IF_ERROR(CheckRun(state.run(), "run", Presence::kOptional));
   TK_RETURN_IF_ERROR(CheckRun(state.highest_run(), "highest_run", Presence::kOptional));
   if (state.released() && !state.has_restored()) return Bad("released without a choice");
@@ -578,6 +577,7 @@ Status CheckNodeState(const control::NodeState& state) {
   if (state.has_last_restored()) TK_RETURN_IF_ERROR(CheckOwnChoice(state.last_restored()));
   for (const auto& save : state.saves()) TK_RETURN_IF_ERROR(CheckSave(save));
   TK_RETURN_IF_ERROR(CheckRestoreOrders(state.orders(), ""));
+  TK_RETURN_IF_ERROR(CheckDigests(state.given_back(), "given_back"));
   TK_RETURN_IF_ERROR(CheckCounts(state.restores(), ""));
   if (state.has_stop()) TK_RETURN_IF_ERROR(CheckStop(state.stop()));
   return CheckNodeNames(state.nodes(), "nodes");

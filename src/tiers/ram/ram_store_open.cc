@@ -232,7 +232,7 @@ void RamStore::LoadGenerations() {
   const auto runs = root_->List(kGenerationsDir);
   if (!runs.ok() && TK_MUTATION(kListingErrorIsEmpty)) return;
   if (!runs.ok()) {
-    AddUnreadable({{}, {}, runs.error().message()});
+    AddUnreadable({.detail = runs.error().message(), .hides_records = true});
     return;
   }
   for (const DirEntry& run_entry : *runs) {
@@ -240,10 +240,9 @@ void RamStore::LoadGenerations() {
     const auto run = ParseRunDirName(run_entry.name);
     const auto files = root_->List(dir);
     if (!run || !files.ok()) {
-      AddUnreadable({{},
-                     {},
-                     fmt::format("store/{}: {}", EscapeName(dir),
-                                 run ? files.error().message() : "no run's name")});
+      AddUnreadable({.detail = fmt::format("store/{}: {}", EscapeName(dir),
+                                           run ? files.error().message() : "no run's name"),
+                     .hides_records = true});
       continue;
     }
     for (const DirEntry& file : *files) {
@@ -254,7 +253,7 @@ void RamStore::LoadGenerations() {
       const auto number = ParseGenerationFileName(file.name);
       const std::string path = fmt::format("store/{}", EscapeName(JoinPath(dir, file.name)));
       if (!number) {
-        AddUnreadable({{}, {}, path + ": no generation's name"});
+        AddUnreadable({.detail = path + ": no generation's name", .hides_records = true});
         continue;
       }
       const GenerationId id{*run, *number};

@@ -50,6 +50,7 @@ struct UnreadableItem {
   // Proven: what stands there isn't what was written, so the copy is lost. Otherwise another try
   // may read it.
   bool damaged = false;
+  bool hides_records = false;  // a listing of generation records: which ones isn't known
 };
 
 struct VerifyResult {
