@@ -252,22 +252,30 @@ TEST(ClusterMemory, NothingIsMissedOfWhatWasGivenBack) {
   EXPECT_FALSE(cluster.Logged("no longer here")) << LogOf(cluster);
 }
 
+// The job goes on from step 20, which nobody matched, and of which no copy can be made; and has
+// saved step 30.
+void GoOnFromUnprotected(TestCluster* cluster) {
+  cluster->KillAgent(1);
+  cluster->SaveAll(20);
+  cluster->Run(2s);
+  cluster->CutData(0, 1);
+  cluster->CutData(1, 0);
+  cluster->StartJob();
+  cluster->StartAgent(1);
+  ASSERT_RUNS_UNTIL(*cluster, cluster->AllReleased());
+  ASSERT_EQ(cluster->client(0).step, 20U);
+  cluster->SaveAll(30);
+  cluster->Run(2s);
+  ASSERT_FALSE(cluster->AllCommitted(20)) << "nothing is tested";
+}
+
 // What the job was restored from was never committed, and its copies are still to be made when the
 // next save is complete: then two generations and that save are here, and no copy of it fits. As
 // after any newer save, the older unprotected one goes.
 TEST(ClusterMemory, ASaveTakesThePlaceOfTheUnprotectedOneThatTheJobWasRestoredFrom) {
   TestCluster cluster(Sized(53));
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
-  cluster.CutData(0, 1);
-  cluster.CutData(1, 0);
-  cluster.SaveAll(20);
-  cluster.Run(2s);
-  cluster.StartJob();
-  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
-  EXPECT_EQ(cluster.client(0).step, 20U);
-  cluster.SaveAll(30);
-  cluster.Run(2s);
-  ASSERT_FALSE(cluster.AllCommitted(20)) << "nothing is tested";
+  ASSERT_NO_FATAL_FAILURE(GoOnFromUnprotected(&cluster));
   cluster.MendData();
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
   EXPECT_TRUE(cluster.ok());
@@ -279,15 +287,7 @@ TEST(ClusterMemory, CopiesThatAnEarlierRunLeftAreThinned) {
   options.on_pressure = OnPressure::kThin;
   TestCluster cluster(options);
   ASSERT_NO_FATAL_FAILURE(Begin(&cluster, kPatience));
-  cluster.CutData(0, 1);
-  cluster.CutData(1, 0);
-  cluster.SaveAll(20);
-  cluster.Run(2s);
-  cluster.StartJob();
-  ASSERT_RUNS_UNTIL(cluster, cluster.AllReleased());
-  EXPECT_EQ(cluster.client(0).step, 20U);
-  cluster.SaveAll(30);
-  cluster.Run(2s);
+  ASSERT_NO_FATAL_FAILURE(GoOnFromUnprotected(&cluster));
   cluster.MendData();
   ASSERT_RUNS_UNTIL(cluster, cluster.AllCommitted(30));
   EXPECT_TRUE(cluster.ok());
