@@ -82,6 +82,8 @@ namespace tierkeep {
   X(kLowEpoch, "low-epoch")                                       \
   /* What one attempt was refused for is told to the next. */     \
   X(kRefusedForGood, "refused-for-good")                          \
+  /* A record that can't be read commits nothing. */              \
+  X(kHiddenRecordIsNone, "hidden-record-is-none")                 \
   /* A rank goes to an older start's node as to any other. */     \
   X(kForgetSeat, "forget-seat")                                   \
   /* Links of the attempt before stay in the volume. */           \

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/mutation.h"
 #include "core/holdings.h"
 #include "core/node_impl.h"
 #include "core/restore_choice.h"
@@ -226,6 +227,7 @@ bool NodeMachine::Impl::IsOfCommitted(const Blake3& digest) const {
 
 // A record that can't be read may say that a save of this run is committed.
 bool NodeMachine::Impl::MayHideRecordOf(const RunId& run) const {
+  if (TK_MUTATION(kHiddenRecordIsNone)) return false;
   return std::any_of(unreadable_.begin(), unreadable_.end(), [&](const auto& item) {
     return item.hides_records() || (item.has_run() && FromProto(item.run()) == run);
   });

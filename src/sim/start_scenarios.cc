@@ -100,10 +100,53 @@ void StartsWithoutAListing(Simulation& sim) {
   if (!failed) sim.world().Fail("nothing was listed");
 }
 
+// An agent that can't read its records takes nothing for a save that was never committed, however
+// little room there is. The job goes on from a newer save, which isn't committed for want of room.
+void LittleRoomAndUnreadRecords(Simulation& sim) {
+  if (!sim.RunUntilCommitted(1, kLimit)) return;
+  sim.job().set_saving(false);
+  for (size_t i = 0; i < sim.hosts(); ++i) sim.host(i).KillAgent();
+  sim.world().Fault("agent crash");
+  sim.job().SaveNow(/*new_step=*/true);
+  if (!sim.RunFor(1s)) return;
+  const uint64_t checkpoint = Ledger::CheckpointBytes(sim.job().shape());
+  for (size_t i = 0; i < sim.hosts(); ++i) {
+    SimFs& mount = sim.host(i).mount();
+    mount.set_bytes_max(mount.use().bytes + checkpoint / 2);
+  }
+  sim.world().Fault("mount full");
+  sim.ledger().BeginDisturbance();
+  sim.job().StartLater(1ms);
+  if (!sim.RunFor(30s)) return;
+  size_t failed = 0;
+  for (size_t i = 0; i < sim.hosts(); ++i) {
+    sim.host(i).set_failing([&](const FsOp& op) {
+      if (op.call != FsCall::kList || !op.path.starts_with("generations/")) return 0;
+      sim.world().Fault("read error");
+      ++failed;
+      return EIO;
+    });
+    sim.host(i).KillAgent();
+  }
+  sim.world().Fault("agent crash");
+  if (!sim.RunFor(30s)) return;
+  if (failed < sim.hosts()) return sim.world().Fail("no record was looked for");
+  for (size_t i = 0; i < sim.hosts(); ++i) {
+    sim.host(i).set_failing({});
+    sim.host(i).mount().set_bytes_max(uint64_t{1} << 40);
+  }
+  sim.job().set_saving(true);
+  sim.RunUntilCommitted(1, kLimit);
+}
+
 }  // namespace
 
 std::vector<Scenario> StartScenarios() {
   return {
+      {.name = "little-room-and-unread-records",
+       .about = "what a record that can't be read may have committed doesn't give way",
+       .run = LittleRoomAndUnreadRecords,
+       .shape = {.framework = Framework::kPytorchDistributed, .nodes = 2, .file_bytes = 256 << 10}},
       {.name = "starts-without-a-listing",
        .about = "what can't be listed at the start isn't taken for nothing",
        .run = StartsWithoutAListing,

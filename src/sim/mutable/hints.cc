@@ -51,6 +51,7 @@ const std::vector<Hint>& Hints() {
       {M::kForgetBranches, {"--scenario abandoned-branch"}},
       {M::kForgetInDoubt, {"--scenario commit-unheard", "--seed 25"}},
       {M::kForgetSeat, {"--scenario older-claim-comes-first"}},
+      {M::kHiddenRecordIsNone, {"--scenario little-room-and-unread-records"}},
       {M::kHolderKeepsCopies, {"--scenario late-holder-is-freed"}},
       {M::kIgnoreOverflow, {"--scenario watch-overflows"}},
       {M::kIgnoreSkip, {"--scenario skip-as-asked"}},
