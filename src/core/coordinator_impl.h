@@ -223,6 +223,8 @@ class CoordinatorMachine::Impl {
   void OnPrepared(Peer* member, const control::RestorePrepared& m);
   bool IsSilent(const std::string& node) const;
   bool WaitForSources(const Peer& member, const control::RestorePrepared& m);
+  void NoteSourceFailed(const std::string& receiver, const std::string& source,
+                        const Blake3& digest);
   void AskSourcesAgain();
   void NoteFailure(Peer* member, const control::RestorePrepared& m);
   void PrepareDeadline();

@@ -247,6 +247,12 @@ bool CoordinatorMachine::Impl::IsSilent(const std::string& node) const {
   return silent(members_) || silent(pending_) || silent(holders_);
 }
 
+// Who failed with one of several shards isn't told: it counts for each that the source has.
+void CoordinatorMachine::Impl::NoteSourceFailed(const std::string& receiver,
+                                                const std::string& source, const Blake3& digest) {
+  if (holdings_.Has(source, digest)) ++failures_[{receiver, source, digest}];
+}
+
 // The member could not get what it needs. True: those that have it can't be heard now, and it is to
 // ask them again once they can; another decision would give up what they have.
 bool CoordinatorMachine::Impl::WaitForSources(const Peer& member,
@@ -256,7 +262,9 @@ bool CoordinatorMachine::Impl::WaitForSources(const Peer& member,
     if (IsSilent(source)) {
       silent.insert(source);
     } else {
-      ++failures_[{member.node(), source}];
+      for (const auto& shard : ShardsOfRank(choice_->generation(), member.rank())) {
+        NoteSourceFailed(member.node(), source, DigestOf(shard));
+      }
     }
   }
   if (silent.empty() || !m.bad_shards().empty()) return false;

@@ -276,7 +276,12 @@ void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
       const auto* shard = holdings_.Find(FixedFromProto<Blake3>(held));
       if (shard != nullptr) holdings_.AddVerified(member->node(), control::ShardInfo(*shard));
     }
-    for (const std::string& source : m.bad_sources()) ++failures_[{member->node(), source}];
+    for (const std::string& source : m.bad_sources()) {
+      for (const Blake3& digest : protection.missing[member->node()]) {
+        if (holdings_.HasVerified(member->node(), digest)) continue;
+        NoteSourceFailed(member->node(), source, digest);
+      }
+    }
     if (!m.ok()) {
       FailTry(&protection, fmt::format("node {}: {}", member->node(), m.error()), m.out_of_space());
     }
@@ -384,6 +389,8 @@ void CoordinatorMachine::Impl::Commit(std::optional<Protection>* slot) {
     SendCommit(holder);
     holdings_.RemoveNode(node);
   }
+  std::erase_if(failures_,
+                [&](const auto& failed) { return holdings_.Find(failed.first.digest) == nullptr; });
   Arm(kCommitTimer, options_.timings.commit_deadline);
 }
 

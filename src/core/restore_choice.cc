@@ -386,7 +386,7 @@ std::vector<std::string> SourcesFor(const Holdings& holdings, const SourceFailur
   std::vector<std::string> sources;
   for (const std::string& node : holdings.HoldersOf(digest)) {
     if (node == receiver) continue;
-    const auto failed = failures.find({receiver, node});
+    const auto failed = failures.find({receiver, node, digest});
     if (failed != failures.end() && failed->second >= kSourceFailuresMax) continue;
     sources.push_back(node);
   }

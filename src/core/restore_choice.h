@@ -27,10 +27,18 @@ struct Branch {
   control::GenerationRecord restored;
 };
 
-// How often a receiver failed to get bytes from a source: after kSourceFailuresMax it counts as cut
-// off from it. Not after the first few: bytes may have been flipped on the way while the copy is
-// good, and it may be the last one.
-using SourceFailures = std::map<std::pair<std::string, std::string>, int>;
+// A receiver that may not get that shard from that source.
+struct SourceOfShard {
+  std::string receiver;
+  std::string source;
+  Blake3 digest;
+  auto operator<=>(const SourceOfShard&) const = default;
+};
+
+// How often it failed: after kSourceFailuresMax the source counts for that shard no more. Not after
+// the first few: bytes may have been flipped on the way while the copy is good, and it may be the
+// last one. Nor for other shards: one bad copy says nothing of an older checkpoint's.
+using SourceFailures = std::map<SourceOfShard, int>;
 inline constexpr int kSourceFailuresMax = 5;
 
 struct RestoreQuestion {

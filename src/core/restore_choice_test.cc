@@ -57,8 +57,9 @@ class Cluster {
   void Branch(const RunId& run, const control::GenerationRecord& restored) {
     branches_.push_back({run, restored});
   }
-  void Fail(const std::string& receiver, const std::string& source, int times) {
-    failures_[{receiver, source}] = times;
+  void Fail(const std::string& receiver, const std::string& source, const Blake3& shard,
+            int times) {
+    failures_[{receiver, source, shard}] = times;
   }
 
   RestoreAnswer Choose() const {
@@ -162,10 +163,28 @@ TEST(RestoreChoice, RestoresFromACopyOnThePeer) {
   for (Rank r = 0; r < 2; ++r) cluster.Give(1, MakeShard(cluster.Shard({kRun, 5, 1}, r, 1)));
   cluster.Wipe(0);
   EXPECT_EQ(cluster.Chosen().step, 5U);
-  cluster.Fail("n0", "n1", kSourceFailuresMax);
+  const Blake3 shard = DigestOf(MakeShard(cluster.Shard({kRun, 5, 1}, 0, 1)));
+  cluster.Fail("n0", "n1", shard, kSourceFailuresMax - 1);
+  EXPECT_EQ(cluster.Chosen().step, 5U);
+  cluster.Fail("n0", "n1", shard, kSourceFailuresMax);
   const RestoreAnswer cut_off = cluster.Choose();
   EXPECT_EQ(cut_off.kind, RestoreAnswer::Kind::kNone);
   EXPECT_TRUE(cut_off.lost);
+}
+
+TEST(RestoreChoice, ABadCopyOfANewerCheckpointSaysNothingOfAnOlderOne) {
+  Cluster cluster(kTwo);
+  cluster.Save({kRun, 5, 1}, 1);
+  cluster.Commit({kRun, 5, 1}, 1, 1);
+  cluster.Save({kRun, 6, 1}, 2);
+  cluster.Wipe(0);
+  for (const auto& [step, ordinal] : {std::pair(5, 1), std::pair(6, 2)}) {
+    cluster.Give(1, MakeShard(cluster.Shard({kRun, static_cast<Step>(step), 1}, 0, ordinal)));
+  }
+  EXPECT_EQ(cluster.Chosen().step, 6U);
+  cluster.Fail("n0", "n1", DigestOf(MakeShard(cluster.Shard({kRun, 6, 1}, 0, 2))),
+               kSourceFailuresMax);
+  EXPECT_EQ(cluster.Chosen().step, 5U);
 }
 
 TEST(RestoreChoice, SaysWhatWasLostAndThatAHolderMayHaveIt) {
