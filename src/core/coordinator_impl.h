@@ -224,7 +224,7 @@ class CoordinatorMachine::Impl {
   bool IsSilent(const std::string& node) const;
   bool WaitForSources(const Peer& member, const control::RestorePrepared& m);
   void NoteSourceFailed(const std::string& receiver, const std::string& source,
-                        const Blake3& digest);
+                        const std::vector<Blake3>& wanted);
   void AskSourcesAgain();
   void NoteFailure(Peer* member, const control::RestorePrepared& m);
   void PrepareDeadline();

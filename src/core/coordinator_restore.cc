@@ -247,24 +247,29 @@ bool CoordinatorMachine::Impl::IsSilent(const std::string& node) const {
   return silent(members_) || silent(pending_) || silent(holders_);
 }
 
-// Who failed with one of several shards isn't told: it counts for each that the source has.
+// With which of the wanted shards it failed isn't told: it counts for each that the source has.
 void CoordinatorMachine::Impl::NoteSourceFailed(const std::string& receiver,
-                                                const std::string& source, const Blake3& digest) {
-  if (holdings_.Has(source, digest)) ++failures_[{receiver, source, digest}];
+                                                const std::string& source,
+                                                const std::vector<Blake3>& wanted) {
+  for (const Blake3& digest : wanted) {
+    if (holdings_.Has(source, digest)) ++failures_[{receiver, source, digest}];
+  }
 }
 
 // The member could not get what it needs. True: those that have it can't be heard now, and it is to
 // ask them again once they can; another decision would give up what they have.
 bool CoordinatorMachine::Impl::WaitForSources(const Peer& member,
                                               const control::RestorePrepared& m) {
+  std::vector<Blake3> wanted;
+  for (const auto& shard : ShardsOfRank(choice_->generation(), member.rank())) {
+    wanted.push_back(DigestOf(shard));
+  }
   std::set<std::string> silent;
   for (const std::string& source : std::set(m.bad_sources().begin(), m.bad_sources().end())) {
     if (IsSilent(source)) {
       silent.insert(source);
     } else {
-      for (const auto& shard : ShardsOfRank(choice_->generation(), member.rank())) {
-        NoteSourceFailed(member.node(), source, DigestOf(shard));
-      }
+      NoteSourceFailed(member.node(), source, wanted);
     }
   }
   if (silent.empty() || !m.bad_shards().empty()) return false;

@@ -276,10 +276,14 @@ void CoordinatorMachine::Impl::OnKept(Peer* member, const control::Kept& m) {
       const auto* shard = holdings_.Find(FixedFromProto<Blake3>(held));
       if (shard != nullptr) holdings_.AddVerified(member->node(), control::ShardInfo(*shard));
     }
-    for (const std::string& source : m.bad_sources()) {
-      for (const Blake3& digest : protection.missing[member->node()]) {
-        if (holdings_.HasVerified(member->node(), digest)) continue;
-        NoteSourceFailed(member->node(), source, digest);
+    if (const auto missing = protection.missing.find(member->node());
+        missing != protection.missing.end()) {
+      std::vector<Blake3> wanted = missing->second;
+      std::erase_if(wanted, [&](const Blake3& digest) {
+        return holdings_.HasVerified(member->node(), digest);
+      });
+      for (const std::string& source : m.bad_sources()) {
+        NoteSourceFailed(member->node(), source, wanted);
       }
     }
     if (!m.ok()) {

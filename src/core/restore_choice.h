@@ -6,6 +6,7 @@
 // Pure functions: any thread.
 #pragma once
 
+#include <compare>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/digest.h"
 #include "control.pb.h"
 #include "core/holdings.h"
 #include "format/ids.h"

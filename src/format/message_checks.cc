@@ -5,7 +5,6 @@
 #include <set>
 
 #include "base/escape_name.h"
-#include "format/generation_record.h"
 #include "format/message_parts.h"
 #include "format/messages.h"
 #include "format/restore_orders.h"
